@@ -1,0 +1,52 @@
+# One library per folder of src/, one place for flags.
+#
+#   kvtide_library(index SRCS block_index.cc ... DEPS base)      -> target kvtide_index
+#   kvtide_test(index_test SRCS block_index_test.cc ... DEPS index)   label "fast" unless LABELS says otherwise
+
+add_library(kvtide_flags INTERFACE)
+target_compile_features(kvtide_flags INTERFACE cxx_std_20)
+target_compile_options(kvtide_flags INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Werror)
+target_include_directories(kvtide_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+
+set(KVTIDE_SANITIZE "" CACHE STRING "sanitizers of the fast suite: address, thread or empty")
+if(KVTIDE_SANITIZE STREQUAL "address")
+  target_compile_options(kvtide_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(kvtide_flags INTERFACE -fsanitize=address,undefined)
+elseif(KVTIDE_SANITIZE STREQUAL "thread")
+  # -Wno-tsan: GCC cannot model the fences inside Asio; its queues are still checked.
+  target_compile_options(kvtide_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
+  target_link_options(kvtide_flags INTERFACE -fsanitize=thread)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(kvtide_flags INTERFACE -Wno-tsan)
+  endif()
+endif()
+
+function(kvtide_library NAME)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PUBLIC;PRIVATE" ${ARGN})
+  add_library(kvtide_${NAME} STATIC ${ARG_SRCS})
+  target_link_libraries(kvtide_${NAME} PUBLIC kvtide_flags ${ARG_PUBLIC})
+  target_link_libraries(kvtide_${NAME} PRIVATE ${ARG_PRIVATE})
+  foreach(dep ${ARG_DEPS})
+    target_link_libraries(kvtide_${NAME} PUBLIC kvtide_${dep})
+  endforeach()
+endfunction()
+
+function(kvtide_test NAME)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;LIBS" ${ARGN})
+  if(NOT KVTIDE_TESTS)
+    return()
+  endif()
+  add_executable(${NAME} ${ARG_SRCS})
+  target_link_libraries(${NAME} PRIVATE kvtide_flags GTest::gmock_main ${ARG_LIBS})
+  foreach(dep ${ARG_DEPS})
+    target_link_libraries(${NAME} PRIVATE kvtide_${dep})
+  endforeach()
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS fast)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 60)
+  endif()
+  add_test(NAME ${NAME} COMMAND ${NAME} --gtest_brief=1 WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${NAME} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()
