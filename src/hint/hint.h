@@ -19,6 +19,8 @@ namespace kvtide::hint {
 inline constexpr size_t kIdBytesMax = 512;      // of a session id, UTF-8
 inline constexpr size_t kActionsMax = 64;       // in one message
 inline constexpr size_t kHintIdBytesMax = 128;
+inline constexpr size_t kToolBytesMax = 128;    // of a tool name, UTF-8
+inline constexpr size_t kProblemsMax = 64;      // in one message; later ones are not reported
 
 enum class Verb { kOffload, kPrefetch, kEvict, kRetain, kEnd, kPause, kResume };
 enum class Target { kSession, kMessages, kTools, kTokens, kBlocks };
@@ -28,10 +30,17 @@ std::string_view verb_name(Verb verb);
 std::string_view target_name(Target target);
 std::string_view outcome_name(Outcome outcome);
 
+/// The value of that name; nothing for any other text.
+std::optional<Verb> parse_verb(std::string_view name);
+std::optional<Target> parse_target(std::string_view name);
+std::optional<Outcome> parse_outcome(std::string_view name);
+
 /// Who speaks. Empty session_id: nobody said. A session that is its own parent is a root and has an empty parent_id here.
 struct Identity {
   std::string session_id;
   std::string parent_id;
+
+  friend bool operator==(const Identity&, const Identity&) = default;
 };
 
 struct Action {
@@ -44,12 +53,16 @@ struct Action {
   std::string tool;                             // pause: which tool
   std::string hint_id;                          // idempotency key; empty: one is made
   Identity identity;                            // who it is about
+
+  friend bool operator==(const Action&, const Action&) = default;
 };
 
 /// A known field that could not be used. `field` is a path such as "agent_hint.cache_control.ttl".
 struct Problem {
   std::string field;
   std::string message;
+
+  friend bool operator==(const Problem&, const Problem&) = default;
 };
 
 /// Everything one request or message says.
@@ -60,6 +73,8 @@ struct Hints {
   std::vector<Action> actions;   // in the order given
   std::vector<Problem> problems;
   std::optional<int64_t> turn_number;
+
+  friend bool operator==(const Hints&, const Hints&) = default;
 };
 
 struct Receipt {
@@ -74,6 +89,8 @@ struct Receipt {
   std::string to;
   int64_t shared_kept = 0;       // blocks in range that others claim
   std::string reason;            // empty: none
+
+  friend bool operator==(const Receipt&, const Receipt&) = default;
 };
 
 }  // namespace kvtide::hint

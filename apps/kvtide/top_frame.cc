@@ -1,0 +1,120 @@
+#include "apps/kvtide/top_frame.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdarg>
+#include <cstdio>
+
+#include "apps/kvtide/json_read.h"
+#include "apps/kvtide/sizes.h"
+
+namespace kvtide::app {
+namespace {
+
+constexpr size_t kBarWidth = 30;
+constexpr size_t kIdWidth = 28;
+
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...) {
+  std::array<char, 512> line{};
+  va_list arguments;
+  va_start(arguments, pattern);
+  vsnprintf(line.data(), line.size(), pattern, arguments);
+  va_end(arguments);
+  return line.data();
+}
+
+/// Printable ASCII of `text`, cut to `width`: ids come from clients and must not move the cursor or change colours.
+std::string plain(const std::string& text, size_t width) {
+  std::string out;
+  for (const char c : text) {
+    if (out.size() == width) break;
+    out += c >= ' ' && c <= '~' ? c : '?';
+  }
+  return out;
+}
+
+std::string bar(double share) {
+  const auto filled = static_cast<size_t>(std::clamp(share, 0.0, 1.0) * static_cast<double>(kBarWidth) + 0.5);
+  return "[" + std::string(filled, '#') + std::string(kBarWidth - filled, '.') + "]";
+}
+
+double per_second(const TopSnapshot& now, const TopSnapshot* before, const char* key) {
+  if (before == nullptr || now.at_s <= before->at_s) return 0;
+  return static_cast<double>(int_of(now.stats, key) - int_of(before->stats, key)) / (now.at_s - before->at_s);
+}
+
+std::string duration(double seconds) {
+  if (seconds < 0) return "now";
+  if (seconds < 10) return format("%.1fs", seconds);
+  if (seconds < 600) return format("%.0fs", seconds);
+  return format("%.0fm", seconds / 60);
+}
+
+std::string request_lines(const TopSnapshot& now, const TopSnapshot* before) {
+  const Json& s = now.stats;
+  const int64_t reused = int_of(s, "reused_device_tokens") + int_of(s, "reused_host_tokens");
+  const int64_t prompt = int_of(s, "prompt_tokens");
+  std::string out = format("requests  running %lld  waiting %lld  done %lld  failed %lld  cancelled %lld  refused %lld\n",
+                           static_cast<long long>(int_of(s, "requests_running")), static_cast<long long>(int_of(s, "requests_waiting")),
+                           static_cast<long long>(int_of(s, "requests_total")), static_cast<long long>(int_of(s, "requests_failed")),
+                           static_cast<long long>(int_of(s, "requests_cancelled")), static_cast<long long>(int_of(s, "requests_rejected")));
+  out += format("tokens    hit rate %.1f %% (device %lld, host %lld of %lld)", prompt == 0 ? 0.0 : 100.0 * static_cast<double>(reused) / static_cast<double>(prompt),
+                static_cast<long long>(int_of(s, "reused_device_tokens")), static_cast<long long>(int_of(s, "reused_host_tokens")),
+                static_cast<long long>(prompt));
+  if (before != nullptr) {
+    out += format("  prompts %.0f/s  replies %.0f/s", per_second(now, before, "recomputed_tokens"), per_second(now, before, "generated_tokens"));
+  }
+  return out + "\n";
+}
+
+std::string tier_lines(const TopSnapshot& now) {
+  std::string out;
+  for (const Json& tier : list_of(now.tiers, "tiers")) {
+    const int64_t budget = int_of(tier, "budget_bytes"), used = int_of(tier, "used_bytes");
+    const double share = budget == 0 ? 0 : static_cast<double>(used) / static_cast<double>(budget);
+    out += format("%-9s %s %5.1f %%  %s of %s, peak %s, %lld blocks, %lld leases\n", plain(text_of(tier, "name"), 9).c_str(), bar(share).c_str(), 100 * share,
+                  format_bytes(used).c_str(), format_bytes(budget).c_str(), format_bytes(int_of(tier, "peak_bytes")).c_str(),
+                  static_cast<long long>(int_of(tier, "blocks")), static_cast<long long>(int_of(tier, "leases")));
+  }
+  return out;
+}
+
+std::string cut_to_width(const std::string& frame, size_t width) {
+  std::string out;
+  size_t column = 0;
+  for (const char c : frame) {
+    if (c == '\n') column = 0;
+    else if (++column > width) continue;
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string session_table(const Json& sessions, size_t rows) {
+  std::string out = format("%-*s %-13s %6s %8s %8s %8s %8s %10s\n", static_cast<int>(kIdWidth), "session", "state", "turns", "tokens", "device", "host", "idle",
+                           "next use");
+  for (const Json& s : sessions) {
+    if (rows-- == 0) break;
+    const Json& next = member(s, "predicted_next_use_s");
+    std::string id = text_of(s, "session_id");
+    if (const Json& derived = member(s, "derived"); derived.is_boolean() && derived.get<bool>()) id = "~" + id;
+    out += format("%-*s %-13s %6lld %8lld %8lld %8lld %8s %10s\n", static_cast<int>(kIdWidth), plain(id, kIdWidth).c_str(),
+                  plain(text_of(s, "state"), 13).c_str(), static_cast<long long>(int_of(s, "turns")), static_cast<long long>(int_of(s, "prompt_tokens")),
+                  static_cast<long long>(int_of(s, "blocks_device")), static_cast<long long>(int_of(s, "blocks_host")),
+                  duration(number_of(s, "idle_s")).c_str(), next.is_number() ? duration(next.get<double>()).c_str() : "-");
+  }
+  return out;
+}
+
+std::string top_frame(const TopSnapshot& now, const TopSnapshot* before, size_t width, size_t session_rows) {
+  const Json& sessions = list_of(now.sessions, "sessions");
+  const int64_t total = int_of(now.sessions, "total", static_cast<int64_t>(sessions.size()));
+  std::string out = "kvtide top  " + plain(now.url, 60) + "\n\n" + tier_lines(now) + "\n" + request_lines(now, before);
+  out += format("sessions  %lld\n\n", static_cast<long long>(total));
+  out += session_table(sessions, session_rows);
+  return cut_to_width(out, width);
+}
+
+}  // namespace kvtide::app

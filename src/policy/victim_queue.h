@@ -1,0 +1,59 @@
+// The best victims of one tier, kept in a heap that forgives change.
+//
+// Only leaves of the tier can be victims: a block goes after every block that extends it. Entries may be stale: a block that was
+// touched, claimed or leased since is recognised when it reaches the top, and is put back with its present rank or skipped. What makes
+// a block a *better* victim (a released claim, a child that left) must be told with note(). When ranks drift with time the heap is
+// rebuilt now and then.
+//
+// A host copy of a block that is on the device too is *spare*: losing it costs nothing while the device copy lives, and when that one goes
+// the block is written back again if it is still worth it. Spare copies go first under every policy, so that device and host add up.
+//
+// Threading: confined to the loop. Cost: note() O(log n); best() O(log n) amortised.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "policy/eviction_policy.h"
+
+namespace kvtide::policy {
+
+class VictimQueue {
+ public:
+  VictimQueue(const index::BlockIndex& blocks, const EvictionPolicy& policy, Tier tier) : blocks_(blocks), policy_(policy), tier_(tier) {}
+
+  /// `block` may be a leaf of this tier now, or a better victim than before.
+  void note(BlockId block, base::TimeNs now_ns);
+
+  struct Victim {
+    BlockId block;
+    double rank;
+  };
+  /// The best victim at `now_ns`, or nothing. It stays in the queue until its copy is gone.
+  std::optional<Victim> best(base::TimeNs now_ns);
+
+  /// Best leaf must be what a scan over all leaves finds (up to equal rank). For tests and the simulator.
+  void check_invariants(base::TimeNs now_ns);
+
+ private:
+  struct Entry {
+    double rank;
+    uint32_t block;
+    uint32_t epoch;
+    bool operator<(const Entry& other) const { return rank != other.rank ? rank < other.rank : block > other.block; }
+  };
+
+  bool is_victim(BlockId id) const;
+  double rank(BlockId id, base::TimeNs now_ns) const;
+  void rebuild(base::TimeNs now_ns);
+
+  static constexpr base::DurationNs kRebuildNs = base::kSecond / 2;
+
+  const index::BlockIndex& blocks_;
+  const EvictionPolicy& policy_;
+  const Tier tier_;
+  std::vector<Entry> heap_;
+  base::TimeNs rebuilt_ns_ = 0;
+};
+
+}  // namespace kvtide::policy

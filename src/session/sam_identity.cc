@@ -1,0 +1,139 @@
+// Who speaks: sessions by name, branches by lineage, compaction by what a prompt no longer contains.
+#include <algorithm>
+
+#include "base/check.h"
+#include "session/sam.h"
+
+namespace kvtide::session {
+
+void Sam::identify(Request& r, TimeNs now_ns) {
+  const Arrival& a = r.arrival;
+  const bool named = !a.identity.session_id.empty();
+  if (named) {
+    r.session = sessions_.find(a.tenant, a.identity.session_id);
+  } else if (BranchId known = branch_by_lineage(r, {}); known.valid()) {
+    r.session = sessions_.branch(known).session;
+    r.branch = known;
+    return;
+  }
+  if (!r.session.valid()) {
+    if (sessions_.full() && !make_session_room(now_ns)) return;
+    const std::string name = named ? a.identity.session_id : "derived-" + std::to_string(++derived_names_);
+    r.session = sessions_.create(a.tenant, name, !named, now_ns);
+  }
+  Session& session = sessions_.at(r.session);
+  if (!a.identity.parent_id.empty()) session.parent = a.identity.parent_id;
+  // A reused id is a new life of the same name.
+  if (session.ended && session.branches.empty()) ++session.generation;
+  r.branch = branch_by_lineage(r, r.session);
+  if (!r.branch.valid()) r.branch = replaced_branch(r, r.session);
+  if (r.branch.valid()) return;
+  if (BranchId surplus = sessions_.pick_surplus_branch(r.session); surplus.valid()) {
+    drop_branch(surplus, now_ns);
+  }
+  r.branch = sessions_.add_branch(r.session);
+}
+
+// The branch whose whole frontier the prompt extends; the longest one. With an invalid `session`: among derived sessions of this tenant
+// (keys are salted by tenant, so another tenant's blocks are not even found).
+BranchId Sam::branch_by_lineage(const Request& r, SessionId session) const {
+  BranchId best;
+  size_t best_length = 0;
+  auto consider = [&](BranchId id) {
+    const Branch& branch = sessions_.branch(id);
+    if (branch.running > 0 || branch.path.empty()) return;
+    if (session.valid() ? branch.session != session : !sessions_.at(branch.session).derived) return;
+    const size_t n = branch.path.size();
+    if (n > r.arrival.keys.size() || n < best_length) return;
+    if (blocks_.at(branch.path.back()).key != r.arrival.keys[n - 1]) return;
+    const bool newer = !best.valid() || n > best_length || branch.waiting_since_ns > sessions_.branch(best).waiting_since_ns;
+    if (newer) {
+      best = id;
+      best_length = n;
+    }
+  };
+  if (session.valid()) {
+    for (BranchId id : sessions_.at(session).branches) consider(id);
+    return best;
+  }
+  // Deepest known block first: its claimants are the only candidates that could be longer than any found above it.
+  for (size_t n = r.arrival.keys.size(); n > 0; --n) {
+    const BlockId block = blocks_.find(r.arrival.keys[n - 1]);
+    if (!block.valid()) continue;
+    blocks_.for_each_claim(block, consider);
+    if (best.valid()) return best;
+  }
+  return best;
+}
+
+// The idle branch that this prompt replaces: the conversation was compacted or edited, so what the prompt no longer contains is dead. A
+// branch that waits for a tool is not replaced by an unrelated prompt: that is a sub-agent under the same id.
+BranchId Sam::replaced_branch(const Request& r, SessionId session) const {
+  BranchId best;
+  size_t best_common = 0;
+  for (BranchId id : sessions_.at(session).branches) {
+    const Branch& branch = sessions_.branch(id);
+    if (branch.running > 0) continue;
+    size_t common = 0;
+    while (common < branch.path.size() && common < r.arrival.keys.size() && blocks_.at(branch.path[common]).key == r.arrival.keys[common]) ++common;
+    const bool edited = common > 0 && common * 2 >= branch.path.size();
+    const bool compacted = branch.wait != Wait::kTool && r.reuse.prompt < branch.tokens;
+    const bool tiny = branch.path.empty();
+    if (!edited && !compacted && !tiny) continue;
+    if (!best.valid() || common > best_common) {
+      best = id;
+      best_common = common;
+    }
+  }
+  return best;
+}
+
+// Claims follow the frontier: new blocks are claimed, blocks that the new path lacks are released (superseded).
+void Sam::set_path(BranchId id, std::span<const BlockId> path, TimeNs now_ns) {
+  Branch& branch = sessions_.branch(id);
+  size_t common = 0;
+  while (common < path.size() && common < branch.path.size() && path[common] == branch.path[common]) ++common;
+  std::vector<BlockId> released(branch.path.begin() + static_cast<std::ptrdiff_t>(common), branch.path.end());
+  branch.path.resize(common);
+  for (size_t i = common; i < path.size(); ++i) {
+    blocks_.claim(path[i], id);
+    branch.path.push_back(path[i]);
+  }
+  for (auto it = released.rbegin(); it != released.rend(); ++it) {
+    blocks_.release(*it, id);
+    host_victims_->note(*it, now_ns);
+    blocks_.sweep(*it);
+  }
+}
+
+// Branch ids are used again: nothing may remember this one.
+void Sam::drop_branch(BranchId id, TimeNs now_ns) {
+  join_prefetch(id, now_ns);
+  set_path(id, {}, now_ns);
+  seqs_.disown(id);
+  sessions_.remove_branch(id);
+}
+
+void Sam::forget_session(SessionId id, TimeNs now_ns) {
+  const std::vector<BranchId> branches = sessions_.at(id).branches;
+  for (BranchId b : branches) {
+    drop_branch(b, now_ns);
+  }
+  for (DeferredAction& d : sessions_.at(id).deferred) {
+    d.receipt.status = hint::Outcome::kStale;
+    d.receipt.reason = "the session was forgotten";
+    receipts_.push_back({sessions_.at(id).tenant, d.receipt});
+  }
+  sessions_.remove(id);
+}
+
+bool Sam::make_session_room(TimeNs now_ns) {
+  while (sessions_.full()) {
+    const SessionId victim = sessions_.pick_forgettable();
+    if (!victim.valid()) return false;
+    forget_session(victim, now_ns);
+  }
+  return true;
+}
+
+}  // namespace kvtide::session
