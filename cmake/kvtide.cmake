@@ -6,6 +6,9 @@
 add_library(kvtide_flags INTERFACE)
 target_compile_features(kvtide_flags INTERFACE cxx_std_20)
 target_compile_options(kvtide_flags INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers -Werror)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(kvtide_flags INTERFACE -Wno-restrict)  # false alarms on std::string (GCC bug 105651)
+endif()
 target_include_directories(kvtide_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 
 set(KVTIDE_SANITIZE "" CACHE STRING "sanitizers of the fast suite: address, thread or empty")

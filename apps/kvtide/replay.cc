@@ -64,7 +64,7 @@ void add_flags(CLI::App& app, ReplayOptions& o) {
   add("--seed", o.workload.seed, "which sessions, pauses and errors of estimate")->capture_default_str();
   add("--repeats", o.repeats, "runs of each arm, interleaved A B B A")->check(CLI::Range(1, 100))->capture_default_str();
   add("--capacity", o.capacity, "cache (device + host) as multiples of the peak live set, such as 0.25,0.5,1")->delimiter(',');
-  add("--device-tokens", o.device_tokens, "KV cells on the device; 0: ctx-size x parallel")->check(CLI::Range(0, 1 << 30));
+  add("--device-tokens", o.device_tokens, "KV cells on the device; 0: half of --capacity, at most ctx-size x parallel")->check(CLI::Range(0, 1 << 30));
   add("--host-memory", o.host_memory, "host tier, such as 512M, instead of --capacity")->type_name("BYTES");
   add("--ctx-size", o.ctx_size, "tokens one request may use; 0: what the workload needs")->check(CLI::Range(0, 1 << 20));
   add("--parallel", o.parallel, "requests that run at once")->check(CLI::Range(1, 256))->capture_default_str();
@@ -132,7 +132,8 @@ class Replay {
       const double most = static_cast<double>(options_.workload.max_context_tokens) * kContextMargin + 2.0 * static_cast<double>(options_.workload.max_reply_tokens);
       options_.ctx_size = rounded_up(most, kContextRound);
     }
-    if (options_.device_tokens == 0) options_.device_tokens = options_.ctx_size * options_.parallel;
+    device_given_ = options_.device_tokens > 0;
+    if (!device_given_) options_.device_tokens = options_.ctx_size * options_.parallel;
     if (auto s = load(); !s) return s;
     if (auto s = probe(); !s) return s;
     if (auto s = load(); !s) return s;  // again, now that the token scale is known
@@ -215,7 +216,8 @@ class Replay {
   }
 
   Result<int64_t> prompt_tokens(HttpClient& client, const std::string& text) const {
-    const Json body{{"model", "kvtide-replay"}, {"messages", {{{"role", "user"}, {"content", text}}}}, {"max_tokens", 1}, {"temperature", 0}};
+    const Json message{{"role", "user"}, {"content", text}};
+    const Json body{{"model", "kvtide-replay"}, {"messages", Json::array({message})}, {"max_tokens", 1}, {"temperature", 0}};
     const auto reply = client.post("/v1/chat/completions", body, kProbeTimeout);
     if (!reply) return tl::make_unexpected(reply.error());
     if (!reply->ok()) return error(Code::kUnavailable, "the server refused a prompt: " + reply->problem());
@@ -228,12 +230,12 @@ class Replay {
     for (const double factor : options_.capacity) {
       const double total = factor * static_cast<double>(report_.estimated_peak_live_tokens);
       Capacity capacity{.factor = factor, .device_tokens = options_.device_tokens, .host_bytes = 0};
-      // The device keeps its size and the host takes the rest; a cache smaller than the device shrinks the device, down to one request.
-      if (total < static_cast<double>(capacity.device_tokens)) {
-        capacity.device_tokens = std::max(options_.ctx_size, rounded_up(total, kContextRound));
-      } else {
-        capacity.host_bytes = static_cast<int64_t>((total - static_cast<double>(capacity.device_tokens)) * kv_bytes_per_token_);
+      // Half of it on the device, in whole requests, from one to what runs at once; the host takes the rest.
+      if (!device_given_) {
+        const auto fitting = static_cast<int64_t>(total / 2) / options_.ctx_size;
+        capacity.device_tokens = options_.ctx_size * std::clamp<int64_t>(fitting, 1, options_.parallel);
       }
+      capacity.host_bytes = static_cast<int64_t>(std::max(0.0, total - static_cast<double>(capacity.device_tokens)) * kv_bytes_per_token_);
       out.push_back(capacity);
     }
     return out;
@@ -314,6 +316,7 @@ class Replay {
   std::vector<ArmSpec> arms_;
   TokenScale scale_;
   double kv_bytes_per_token_ = 0;
+  bool device_given_ = false;
   Workload workload_;
   ReplayReport report_;
   ProgressLine progress_;

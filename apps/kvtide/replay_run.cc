@@ -18,8 +18,6 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 using Seconds = std::chrono::duration<double>;
 
 constexpr auto kAdminTimeout = std::chrono::seconds(10);
-constexpr double kPrefetchLeadS = 1.0;      // before the next request
-constexpr double kPrefetchGapMinS = 2.0;    // shorter gaps get none
 constexpr int kStatusOk = 200;
 
 const std::array<ArmSpec, 4>& arms() {
@@ -211,9 +209,9 @@ class User {
       const double told_s = wrong ? 1.0 / std::max(turn.told_gap_s, 1e-3) : turn.told_gap_s;
       hint(native_hint("pause", wrong ? board_.neighbour(index_) : session.name,
                        {{"tool", session.tool}, {"expected_ms", static_cast<int64_t>(told_s * 1000)}}));
-      if (turn.gap_s > kPrefetchGapMinS && !wrong) {
-        if (!pause_.until(next - after(kPrefetchLeadS))) return false;
-        hint(native_hint("prefetch", session.name, {{"deadline_ms", static_cast<int64_t>(kPrefetchLeadS * 1000)}}));
+      if (turn.gap_s > options_.prefetch_gap_min_s && !wrong) {
+        if (!pause_.until(next - after(options_.prefetch_lead_s))) return false;
+        hint(native_hint("prefetch", session.name, {{"deadline_ms", static_cast<int64_t>(options_.prefetch_lead_s * 1000)}}));
       }
     }
     const bool on = pause_.until(next);

@@ -79,6 +79,8 @@ struct ArmProgress {
 
 struct RunOptions {
   std::chrono::milliseconds silence_timeout = std::chrono::minutes(10);
+  double prefetch_lead_s = 1.0;     // a prefetch is sent this long before the next request ...
+  double prefetch_gap_min_s = 2.0;  // ... in pauses longer than this
   std::function<void(const ArmProgress&)> on_progress;  // about once a second, from the calling thread
 };
 

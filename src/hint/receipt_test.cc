@@ -33,11 +33,10 @@ TEST(ReceiptJson, CarriesEveryDocumentedField) {
 }
 
 TEST(ReceiptJson, FieldsWithoutAValueStayThere) {
-  EXPECT_EQ(
-      receipt_json(receipt("h", Outcome::kMissing)),
-      json::parse(
-          R"({"hint_id": "h", "verb": "offload", "status": "missing", "session_id": "s", "generation": 0, "blocks": 0, "bytes": 0, "from": null,
-    "to": null, "shared_kept": 0, "reason": null})"));
+  EXPECT_EQ(receipt_json(receipt("h", Outcome::kMissing)),
+            json::parse(
+                R"({"hint_id": "h", "verb": "offload", "status": "missing", "session_id": "s", "generation": 0,
+    "blocks": 0, "bytes": 0, "from": null, "to": null, "shared_kept": 0, "reason": null})"));
 }
 
 TEST(ReceiptJson, ResultHasBothListsEvenWhenEmpty) {

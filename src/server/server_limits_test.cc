@@ -83,11 +83,13 @@ TEST_F(ServerLimits, AnErrorInAStreamEndsItWithTheError) {
   client.send("POST", "/v1/chat/completions", chat_body(true).dump());
   ASSERT_EQ(service_.wait_submitted(1).size(), 1U);
   service_.emit_text(RequestId(0), "tok");
+  ASSERT_TRUE(client.read_until("tok"));
   serving::StreamEvent event;
   event.kind = serving::StreamEvent::Kind::kError;
   event.error = {base::Code::kInternal, "broken"};
   service_.emit(RequestId(0), event);
   const Answer answer = client.read_answer();
+  ASSERT_FALSE(answer.events().empty()) << answer.status << answer.body;
   EXPECT_EQ(answer.events().back()["error"]["message"], "broken");
   EXPECT_TRUE(client.read_end());
 }

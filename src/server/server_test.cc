@@ -120,6 +120,8 @@ TEST_F(ServerTest, StreamsToolCalls) {
   EXPECT_EQ(name, "read");
   EXPECT_EQ(arguments, "{\"path\":1}");
   EXPECT_EQ(finish, "tool_calls");
+  ASSERT_EQ(service_.noted().size(), 1U);
+  EXPECT_THAT(service_.noted()[0].second, ElementsAre("read"));
 }
 
 TEST_F(ServerTest, SubmitsEachChoiceWithItsOwnSeed) {

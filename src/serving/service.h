@@ -58,6 +58,7 @@ struct GenerateRequest {
   std::vector<Token> forced_reply;      // test and replay only: emit these instead of sampling, then stop
   hint::Hints hints;                    // identity, and actions to run after the turn
   std::vector<std::string> prior_tools; // tool names whose results the prompt brings (for gap learning); may be empty
+  bool special_text = false;            // special tokens show as text in the reply (tool-call markers)
   std::string prompt_text;              // rendered text, kept hashed for exact replies; empty: do not remember
 };
 
@@ -79,7 +80,7 @@ struct StreamEvent {
 class Sink {
  public:
   virtual ~Sink() = default;
-  /// Loop thread. Exactly one kDone or kError ends the stream; after cancel() none may come.
+  /// Loop thread. Exactly one kDone or kError ends the stream, unless it is cancelled.
   virtual void on_event(StreamEvent event) = 0;
 };
 
@@ -135,8 +136,11 @@ class Service {
   /// (stopping). The sink is shared because the loop may outlive the connection that waits on it.
   virtual base::Result<RequestId> submit(GenerateRequest request, std::shared_ptr<Sink> sink) = 0;
 
-  /// Ends a request and frees what only it held. Unknown ids are ignored.
+  /// Ends a request and frees what only it held. Unknown ids are ignored. Events that were under way may still reach the sink.
   virtual void cancel(RequestId id) = 0;
+
+  /// A finished reply turned out to call these tools: its session waits for them, not for a person. Ignored when a newer turn began.
+  virtual void note_tool_calls(RequestId id, std::vector<std::string> tools) = 0;
 
   using ReceiptsCallback = std::function<void(std::vector<hint::Receipt>)>;
   /// Runs the actions of a management request; never queued behind inference.

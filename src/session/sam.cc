@@ -146,6 +146,23 @@ void Sam::finish(RequestId id, Finish finish, TimeNs now_ns) {
   if (session.valid() && sessions_.at(session).running == 0) run_deferred(session, now_ns);
 }
 
+BranchRef Sam::branch_ref(RequestId id) const {
+  const Request& r = request(id);
+  if (!r.session.valid()) return {};
+  const Session& session = sessions_.at(r.session);
+  return {r.session, r.branch, session.generation, session.turns};
+}
+
+void Sam::note_tool_calls(const BranchRef& ref, const std::vector<std::string>& tools) {
+  if (!ref.session.valid()) return;
+  const Session& session = sessions_.at(ref.session);
+  if (!session.live || session.generation != ref.generation || session.turns != ref.turns) return;
+  Branch& branch = sessions_.branch(ref.branch);
+  if (!branch.live || branch.session != ref.session || branch.running > 0) return;
+  branch.wait = Wait::kTool;
+  branch.tool = tools.empty() ? "" : tools.front();
+}
+
 void Sam::tick(TimeNs now_ns) {
   if (sessions_.full()) make_session_room(now_ns);
 }

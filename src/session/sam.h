@@ -79,6 +79,10 @@ class Sam {
   /// The turn is over: claims move to the new frontier, what it replaced is superseded, deferred actions run.
   void finish(RequestId id, Finish finish, TimeNs now_ns);
 
+  BranchRef branch_ref(RequestId id) const;
+  /// The turn that ended on `branch` called `tools`: it waits for them. No effect when a newer turn began since.
+  void note_tool_calls(const BranchRef& branch, const std::vector<std::string>& tools);
+
   Reuse reuse(RequestId id) const { return request(id).reuse; }
   SessionId session_of(RequestId id) const { return request(id).session; }
 

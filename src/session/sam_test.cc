@@ -360,7 +360,7 @@ TEST(Lanes, AnotherSessionsPrefixOnABusyLaneArrivesThroughTheHostTier) {
 }
 
 TEST(Affinity, KeepsTheSessionThatComesBackSoonWhereLruKeepsTheNewest) {
-  for (const auto& [policy, kept] : {std::pair{"lru", 8}, std::pair{"affinity", 56}}) {
+  for (const auto& [policy, kept] : {std::pair{"lru", 8}, std::pair{"affinity", 57}}) {
     World w(config(true, 2, 128, 8, policy));
     w.turn({.session = "soon", .prompt = text(1, 57), .finish = Finish::kToolCalls});
     w.pause("soon", 4);

@@ -58,6 +58,14 @@ struct Arrival {
   std::vector<std::string> tools; // whose results the prompt brings
 };
 
+/// A turn of a branch, to speak of it after it ended.
+struct BranchRef {
+  SessionId session;
+  BranchId branch;
+  uint32_t generation = 0;
+  int64_t turns = 0;  // of the session when the turn began
+};
+
 /// One thing the loop must do, in the order given, before it calls the manager again.
 struct Decision {
   enum class Kind : uint8_t {

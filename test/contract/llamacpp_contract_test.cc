@@ -17,7 +17,7 @@ LlamaCppOptions options(LayoutChoice layout, FlashAttention flash, const char* c
   out.cache_type_k = out.cache_type_v = cache_type;
   out.ctx_size = 512;
   out.parallel = 3;
-  out.device_tokens = layout == LayoutChoice::kLanes ? 3 * 512 : 1024;
+  out.device_tokens = layout == LayoutChoice::kLanes ? 3 * 512 : 768;
   out.block_tokens = 16;
   out.batch_size = 512;
   out.ubatch_size = 128;  // several passes in a step of the tests
@@ -25,6 +25,10 @@ LlamaCppOptions options(LayoutChoice layout, FlashAttention flash, const char* c
   out.log = [](LogLevel, std::string_view line) { std::fprintf(stderr, "llama: %.*s\n", static_cast<int>(line.size()), line.data()); };
   return out;
 }
+
+/// In the unified layout a sequence's cells lie wherever there was room, and llama.cpp sums over cells in the order of the pool. On
+/// meaningless tokens and a 4-bit model that reaches 0.7; other tokens or wrong bytes give differences above 3.
+constexpr float kMoved = 1.5F;
 
 EngineCase llama(const char* name, const LlamaCppOptions& with, float moved_cells_tolerance) {
   return {name,
@@ -43,9 +47,9 @@ std::vector<EngineCase> cases() {
   if (model_for_tests().empty()) return {};
   return {llama("Lanes", options(LayoutChoice::kLanes, FlashAttention::kOff), 0),
           llama("LanesFlash", options(LayoutChoice::kLanes, FlashAttention::kOn), 0),
-          llama("Unified", options(LayoutChoice::kUnified, FlashAttention::kOff), 0),
-          llama("UnifiedFlash", options(LayoutChoice::kUnified, FlashAttention::kOn), 0),
-          llama("UnifiedFlashQ8", options(LayoutChoice::kUnified, FlashAttention::kOn, "q8_0"), 0)};
+          llama("Unified", options(LayoutChoice::kUnified, FlashAttention::kOff), kMoved),
+          llama("UnifiedFlash", options(LayoutChoice::kUnified, FlashAttention::kOn), kMoved),
+          llama("UnifiedFlashQ8", options(LayoutChoice::kUnified, FlashAttention::kOn, "q8_0"), kMoved)};
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EngineContract);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <sstream>
 
 #include "base/check.h"
@@ -20,10 +21,20 @@ std::string http(int status, const std::string& type, const std::string& body) {
   return "HTTP/1.1 " + std::to_string(status) + " X\r\nContent-Type: " + type + "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 
+size_t content_length(std::string head) {
+  std::transform(head.begin(), head.end(), head.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const size_t at = head.find("content-length:");
+  return at == std::string::npos ? 0 : std::stoul(head.substr(at + 15));
+}
+
 std::string chunk(const std::string& data) {
   std::ostringstream out;
   out << std::hex << data.size() << "\r\n" << data << "\r\n";
   return out.str();
+}
+
+Json choice(const Json& delta, const Json& finish_reason) {
+  return {{"choices", Json::array({Json{{"index", 0}, {"delta", delta}, {"finish_reason", finish_reason}}})}};
 }
 
 std::string event(const Json& json) { return chunk("data: " + json.dump() + "\n\n"); }
@@ -84,15 +95,14 @@ void ScriptedServer::serve(int socket) {
   std::array<char, 4096> part{};
   for (;;) {
     Request request;
-    size_t head_end;
-    size_t body_size = 0;
-    while ((head_end = buffer.find("\r\n\r\n")) == std::string::npos || buffer.size() < head_end + 4 + body_size) {
-      if (head_end != std::string::npos) {
-        std::string lower = buffer.substr(0, head_end);
-        std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-        if (const size_t at = lower.find("content-length:"); at != std::string::npos) body_size = std::stoul(lower.substr(at + 15));
-        if (buffer.size() >= head_end + 4 + body_size) break;
-      }
+    size_t head_end = 0, body_size = 0;
+    const auto complete = [&] {
+      head_end = buffer.find("\r\n\r\n");
+      if (head_end == std::string::npos) return false;
+      body_size = content_length(buffer.substr(0, head_end));
+      return buffer.size() >= head_end + 4 + body_size;
+    };
+    while (!complete()) {
       const ssize_t got = recv(socket, part.data(), part.size(), 0);
       if (got <= 0) return;
       buffer.append(part.data(), static_cast<size_t>(got));
@@ -147,13 +157,16 @@ std::string ScriptedServer::chat(const Json& body) {
   if (refuse) return http(429, "application/json", R"({"error":{"message":"the queue is full"}})");
   const std::string text = body.value("kvtide_forced_reply", "hi");
   const auto tokens = static_cast<int64_t>(prompt.size() / 4), hit = static_cast<int64_t>(reused / 4);
+  const Json usage{{"prompt_tokens", tokens}, {"completion_tokens", text.size() / 4 + 1}};
+  const Json kv{{"reused", {{"device", hit}, {"host", 0}}}, {"recomputed", tokens - hit}, {"compulsory", tokens - hit}};
+  if (!body.value("stream", false)) return http(200, "application/json", Json{{"usage", usage}, {"kv", kv}}.dump());
   std::string out = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
-  out += event({{"choices", {{{"delta", {{"role", "assistant"}}}, {"finish_reason", nullptr}}}}});
-  out += event({{"choices", {{{"delta", {{"content", text}}}, {"finish_reason", nullptr}}}}});
+  out += event(choice({{"role", "assistant"}}, nullptr)) + event(choice({{"content", text}}, nullptr));
   if (!no_finish) {
-    out += event({{"choices", {{{"delta", Json::object()}, {"finish_reason", "stop"}}}},
-                  {"usage", {{"prompt_tokens", tokens}, {"completion_tokens", text.size() / 4 + 1}}},
-                  {"kv", {{"reused", {{"device", hit}, {"host", 0}}}, {"recomputed", tokens - hit}, {"compulsory", tokens - hit}}}});
+    Json last = choice(Json::object(), "stop");
+    last["usage"] = usage;
+    last["kv"] = kv;
+    out += event(last);
   }
   return out + chunk("data: [DONE]\n\n") + "0\r\n\r\n";
 }

@@ -24,6 +24,39 @@ using base::Status;
 constexpr int kNestingMax = 128;
 constexpr size_t kGrammarBytesMax = 1 << 20;
 
+// Many small ChatML models have a template that knows no tools, though they take the common <tool_call> form as well as any. Their tool
+// requests are rendered by this template instead; everything else by their own.
+constexpr const char* kChatMlWithTools = R"jinja({%- if messages[0].role == 'system' %}
+{%- set opening = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}
+{%- set opening = 'You are a helpful assistant.' %}{%- set rest = messages %}
+{%- endif %}
+{{- '<|im_start|>system\n' + opening }}
+{%- if tools %}
+{{- '\n\n# Tools\n\nYou may call one or more functions. Their signatures stand within <tools></tools>:\n<tools>' }}
+{%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}
+{{- '\n</tools>\n\nFor each call, return a JSON object with name and arguments within <tool_call></tool_call>:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>' }}
+{%- endif %}
+{{- '<|im_end|>\n' }}
+{%- for message in rest %}
+{%- if message.role == 'tool' %}
+{%- if loop.index0 == 0 or rest[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{%- if loop.last or rest[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- elif message.role == 'assistant' and message.tool_calls %}
+{{- '<|im_start|>assistant' }}
+{%- if message.content %}{{- '\n' + message.content }}{%- endif %}
+{%- for tool_call in message.tool_calls %}
+{%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}
+{{- '\n<tool_call>\n{"name": "' + tool_call.name + '", "arguments": ' }}{{- tool_call.arguments | tojson }}{{- '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %})jinja";
+
 /// How deep brackets nest in JSON or GBNF text, strings left out.
 int nesting(std::string_view text) {
   int depth = 0;
@@ -55,6 +88,20 @@ Status check_nested(const char* field, std::string_view text) {
 std::string schema_text(const std::string& schema) {
   const bool empty_object = schema.find_first_not_of(" \t\r\n{}") == std::string::npos && !schema.empty();
   return empty_object ? R"({"type": "object"})" : schema;
+}
+
+/// A required call starts at once. llama.cpp's grammar lets any text stand in front of it (`root ::= ... until-7? tool-calls`), and a small
+/// model then talks until its tokens are used up. A grammar of another make is left as it is.
+std::string without_preamble(std::string grammar) {
+  const size_t root = grammar.starts_with("root ::= ") ? 0 : grammar.find("\nroot ::= ");
+  if (root == grammar.npos) return grammar;
+  const size_t line_end = std::min(grammar.find('\n', root + 1), grammar.size());
+  constexpr std::string_view kUntil = " until-";
+  const size_t begin = grammar.find(kUntil, root);
+  if (begin == grammar.npos || begin > line_end) return grammar;
+  const size_t end = grammar.find_first_not_of("0123456789", begin + kUntil.size());
+  if (end != grammar.npos && std::string_view(grammar).substr(end).starts_with("? tool-call")) grammar.erase(begin, end + 1 - begin);
+  return grammar;
 }
 
 std::string call_id(uint64_t salt, size_t index) {
@@ -101,9 +148,18 @@ class LlamaCppTextModel final : public TextModel {
       : model_(std::move(model)), templates_(std::move(templates)) {
     thinking_ = common_chat_templates_support_enable_thinking(templates_.get());
     capabilities_ = common_chat_templates_get_caps(templates_.get());
+    const bool own_tools = capabilities_["supports_tools"] || capabilities_["supports_tool_calls"];
+    if (!own_tools && is_one_token("<|im_start|>") && is_one_token("<|im_end|>")) {
+      tool_templates_ = common_chat_templates_init(model_->model, kChatMlWithTools);
+      for (const auto& [name, able] : common_chat_templates_get_caps(tool_templates_.get())) {
+        if (name.find("tool") != std::string::npos) capabilities_[name] = able;
+      }
+    }
+    tools_ = own_tools || tool_templates_ != nullptr;
     parallel_calls_ = capabilities_["supports_parallel_tool_calls"];
     capabilities_["supports_thinking"] = thinking_;
     capabilities_["has_own_template"] = common_chat_templates_was_explicit(templates_.get());
+    capabilities_["has_own_tool_template"] = own_tools;
     for (Token token = 0; token < llama_vocab_n_tokens(vocab()); ++token) {
       if (!llama_vocab_is_eog(vocab(), token)) continue;
       if (std::string text = piece(token, true); !text.empty()) end_texts_.push_back(std::move(text));
@@ -115,7 +171,8 @@ class LlamaCppTextModel final : public TextModel {
     const LogCapture quiet(true);
     try {
       const common_chat_templates_inputs inputs = translate(input);
-      common_chat_params params = common_chat_templates_apply(templates_.get(), inputs);
+      const bool by_tool_template = tool_templates_ != nullptr && speaks_of_tools(input);
+      common_chat_params params = common_chat_templates_apply(by_tool_template ? tool_templates_.get() : templates_.get(), inputs);
       RenderedChat out;
       auto grammar = make_grammar(input, inputs, params);
       if (!grammar) return tl::make_unexpected(grammar.error());
@@ -157,7 +214,15 @@ class LlamaCppTextModel final : public TextModel {
  private:
   const llama_vocab* vocab() const { return model_->vocab(); }
 
-  static Status check(const ChatInput& input) {
+  bool is_one_token(const char* text) const { return common_tokenize(vocab(), text, false, true).size() == 1; }
+
+  static bool speaks_of_tools(const ChatInput& input) {
+    return !input.tools.empty() || std::any_of(input.messages.begin(), input.messages.end(), [](const ChatMessage& message) {
+      return message.role == "tool" || !message.tool_calls.empty();
+    });
+  }
+
+  Status check(const ChatInput& input) const {
     if (!input.grammar.empty() && !input.json_schema.empty()) {
       return error(Code::kInvalidArgument, "a grammar excludes a JSON schema");
     }
@@ -166,6 +231,9 @@ class LlamaCppTextModel final : public TextModel {
     }
     if (input.tool_choice == ToolChoice::kRequired && input.tools.empty()) {
       return error(Code::kInvalidArgument, "tool_choice asks for a tool and there are none");
+    }
+    if (input.tool_choice == ToolChoice::kRequired && !tools_) {
+      return error(Code::kInvalidArgument, "tool_choice: the chat template of this model knows no tools");
     }
     if (input.grammar.starts_with("%llguidance")) return error(Code::kInvalidArgument, "only GBNF grammars are supported");
     if (auto ok = check_nested("grammar", input.grammar); !ok) return ok;
@@ -222,7 +290,7 @@ class LlamaCppTextModel final : public TextModel {
       out->grammar = {COMMON_GRAMMAR_TYPE_USER, input.grammar};
     } else if (!params.grammar.empty()) {
       const auto type = input.json_schema.empty() ? COMMON_GRAMMAR_TYPE_TOOL_CALLS : COMMON_GRAMMAR_TYPE_OUTPUT_FORMAT;
-      out->grammar = {type, params.grammar};
+      out->grammar = {type, input.tool_choice == ToolChoice::kRequired ? without_preamble(params.grammar) : params.grammar};
       out->lazy = params.grammar_lazy;
       out->generation_prompt = params.generation_prompt;
       if (auto ok = take_triggers(params, *out); !ok) return tl::make_unexpected(ok.error());
@@ -267,6 +335,8 @@ class LlamaCppTextModel final : public TextModel {
 
   std::shared_ptr<const LlamaModel> model_;  // shared with the engine
   common_chat_templates_ptr templates_;
+  common_chat_templates_ptr tool_templates_;  // null: templates_ knows tools, or nobody does
+  bool tools_ = false;
   bool thinking_ = false;
   bool parallel_calls_ = false;
   std::map<std::string, bool> capabilities_;

@@ -272,7 +272,7 @@ asio::awaitable<bool> Connection::answer(Request request, bool keep_alive, unsig
     const bool written = co_await write_stream(exchange, keep, version, deadline);
     keep = keep && written;
   }
-  keep = keep && !exchange->lost();
+  keep = keep && !exchange->lost() && !exchange->broken();
   co_await unwatch();
   exchange->close();
   co_return keep;

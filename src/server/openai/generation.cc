@@ -173,6 +173,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
       }
     }
     for (Json& entry : format_->advance(index, choice)) entries.push_back(std::move(entry));
+    if (choice.done) note_tool_calls(index);
     std::string text;
     for (size_t i = 0; i < entries.size(); ++i) {
       Json chunk = envelope_json(envelope_, format_->chunk_object());
@@ -191,6 +192,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (!choice.receipts.empty() || !problems_.empty()) out["kv_hint_result"] = Json(hint::hint_result_json(choice.receipts, problems_));
   }
 
+  /// Only the parser knows the calls, and it runs here: the session learns of them late, but before the tools can be done.
+  void note_tool_calls(size_t index) {
+    auto tools = format_->called_tools(index);
+    if (!tools.empty() && choices_[index].finish == serving::FinishReason::kStop) service_.note_tool_calls(ids_[index], std::move(tools));
+  }
+
   void finish() {
     over_ = true;
     if (stream_) {
@@ -206,7 +213,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
     }
     Json body = envelope_json(envelope_, format_->whole_object());
     body["choices"] = Json::array();
-    for (size_t i = 0; i < choices_.size(); ++i) body["choices"].push_back(format_->whole(i, choices_[i]));
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      body["choices"].push_back(format_->whole(i, choices_[i]));
+      note_tool_calls(i);
+    }
     add_report(body, choices_[0]);
     Response response;
     response.body = to_text(body);

@@ -34,6 +34,7 @@ class ChatFormat final : public ReplyFormat {
       state.parsed_bytes = choice.text.size();
       const auto reply = parse(choice);
       if (reply) deltas = state.diff.advance(*reply);
+      if (reply && choice.done) note_calls(state, *reply);
       else if (choice.done) deltas = state.diff.finish_raw(choice.text);
       has_calls = state.diff.calls_announced() > 0;
     }
@@ -50,6 +51,7 @@ class ChatFormat final : public ReplyFormat {
   Json whole(size_t index, const Choice& choice) override {
     auto reply = parse(choice);
     if (!reply) reply = engine::ParsedReply{.content = choice.text, .reasoning_content = {}, .tool_calls = {}};
+    note_calls(states_[index], *reply);
     Json out;
     out["index"] = index;
     out["message"] = message_json(*reply);
@@ -58,12 +60,20 @@ class ChatFormat final : public ReplyFormat {
     return out;
   }
 
+  std::vector<std::string> called_tools(size_t index) const override { return states_[index].calls; }
+
  private:
   struct State {
     ReplyDiff diff;
     size_t parsed_bytes = 0;
     size_t samples_said = 0;
+    std::vector<std::string> calls;
   };
+
+  static void note_calls(State& state, const engine::ParsedReply& reply) {
+    state.calls.clear();
+    for (const engine::ToolCall& call : reply.tool_calls) state.calls.push_back(call.name);
+  }
 
   /// A reply that was cut off is partial for ever.
   base::Result<engine::ParsedReply> parse(const Choice& choice) const {
@@ -115,6 +125,7 @@ class CompletionFormat final : public ReplyFormat {
   }
 
   Json whole(size_t index, const Choice& choice) override { return entry(index, choice, choice.text, choice.samples, states_[index]); }
+  std::vector<std::string> called_tools(size_t) const override { return {}; }
 
  private:
   struct State {

@@ -24,6 +24,9 @@ class ReplyFormat {
   virtual std::vector<Json> advance(size_t index, const Choice& choice) = 0;
   /// The entry of a whole answer. REQUIRES: choice.done.
   virtual Json whole(size_t index, const Choice& choice) = 0;
+
+  /// The tools that the reply calls, in order. After advance() or whole() of a choice that is done.
+  virtual std::vector<std::string> called_tools(size_t index) const = 0;
 };
 
 /// `parser` must not be null.

@@ -1,5 +1,7 @@
 #include "server/testing/plain_text_model.h"
 
+#include <algorithm>
+
 namespace kvtide::server::testing {
 namespace {
 
@@ -26,7 +28,9 @@ class PlainParser final : public engine::ReplyParser {
   base::Result<engine::ParsedReply> parse(std::string_view text, bool partial) const override {
     engine::ParsedReply reply;
     bool found = true;
-    if (constexpr std::string_view kThink = "<think>"; text.starts_with(kThink)) {
+    constexpr std::string_view kThink = "<think>";
+    if (partial && text.size() < kThink.size() && kThink.starts_with(text)) return reply;
+    if (text.starts_with(kThink)) {
       text.remove_prefix(kThink.size());
       reply.reasoning_content = take_until(text, "</think>", found);
       if (!found && !partial) return base::error(base::Code::kInvalidArgument, "reasoning without an end");

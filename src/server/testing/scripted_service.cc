@@ -58,25 +58,29 @@ void ScriptedService::refuse(std::optional<base::Error> error) {
 }
 
 void ScriptedService::play(const Script& script, const std::shared_ptr<serving::Sink>& sink) {
-  serving::StreamEvent event;
+  serving::StreamEvent last;
   if (script.error) {
-    event.kind = serving::StreamEvent::Kind::kError;
-    event.error = *script.error;
-    return sink->on_event(event);
+    last.kind = serving::StreamEvent::Kind::kError;
+    last.error = *script.error;
+    return sink->on_event(std::move(last));
   }
   for (const std::string& piece : script.pieces) {
+    serving::StreamEvent event;
     event.text = piece;
-    ++event.tokens;
-    if (script.logprobs) event.sample = engine::Sample{static_cast<unsigned char>(piece[0]), -0.5F, {{'x', -0.5F}, {'y', -1.5F}}};
-    sink->on_event(event);
+    event.tokens = ++last.tokens;
+    if (script.logprobs) {
+      engine::Sample& sample = event.sample.emplace();
+      sample.token = static_cast<unsigned char>(piece[0]);
+      sample.logprob = -0.5F;
+      sample.top = {{'x', -0.5F}, {'y', -1.5F}};
+    }
+    sink->on_event(std::move(event));
   }
-  serving::StreamEvent done;
-  done.kind = serving::StreamEvent::Kind::kDone;
-  done.tokens = event.tokens;
-  done.finish = script.finish;
-  done.kv = script.kv;
-  done.receipts = script.receipts;
-  sink->on_event(done);
+  last.kind = serving::StreamEvent::Kind::kDone;
+  last.finish = script.finish;
+  last.kv = script.kv;
+  last.receipts = script.receipts;
+  sink->on_event(std::move(last));
 }
 
 base::Result<base::RequestId> ScriptedService::submit(serving::GenerateRequest request, std::shared_ptr<serving::Sink> sink) {
@@ -92,26 +96,26 @@ base::Result<base::RequestId> ScriptedService::submit(serving::GenerateRequest r
   return id;
 }
 
-void ScriptedService::emit(base::RequestId id, serving::StreamEvent event) {
+void ScriptedService::emit(base::RequestId id, const serving::StreamEvent& event) {
   std::unique_lock lock(mutex_);
   const auto found = sinks_.find(id);
   if (found == sinks_.end()) return;
   const auto sink = found->second;
   lock.unlock();
-  on_loop([sink, event = std::move(event)] { sink->on_event(event); });
+  on_loop([sink, event] { sink->on_event(event); });
 }
 
 void ScriptedService::emit_text(base::RequestId id, std::string text) {
   serving::StreamEvent event;
   event.text = std::move(text);
   event.tokens = 1;
-  emit(id, std::move(event));
+  emit(id, event);
 }
 
 void ScriptedService::emit_done(base::RequestId id) {
   serving::StreamEvent event;
   event.kind = serving::StreamEvent::Kind::kDone;
-  emit(id, std::move(event));
+  emit(id, event);
 }
 
 void ScriptedService::cancel(base::RequestId id) {
@@ -119,6 +123,16 @@ void ScriptedService::cancel(base::RequestId id) {
   if (!keep_sinks_) sinks_.erase(id);
   ++cancelled_;
   changed_.notify_all();
+}
+
+void ScriptedService::note_tool_calls(base::RequestId id, std::vector<std::string> tools) {
+  std::lock_guard lock(mutex_);
+  noted_.emplace_back(id, std::move(tools));
+}
+
+std::vector<std::pair<base::RequestId, std::vector<std::string>>> ScriptedService::noted() const {
+  std::lock_guard lock(mutex_);
+  return noted_;
 }
 
 void ScriptedService::keep_sinks_after_cancel() {

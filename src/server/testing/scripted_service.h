@@ -39,7 +39,7 @@ class ScriptedService final : public serving::Service {
   /// submit() and manage() answer this until it is taken away.
   void refuse(std::optional<base::Error> error);
 
-  void emit(base::RequestId id, serving::StreamEvent event);
+  void emit(base::RequestId id, const serving::StreamEvent& event);
   void emit_text(base::RequestId id, std::string text);
   void emit_done(base::RequestId id);
 
@@ -51,6 +51,7 @@ class ScriptedService final : public serving::Service {
   size_t cancelled() const;
   std::vector<std::pair<std::string, hint::Hints>> managed() const;  // tenant, hints
   serving::Service::SessionQuery last_query() const;
+  std::vector<std::pair<base::RequestId, std::vector<std::string>>> noted() const;  // tool calls
 
   PlainTextModel text;
   engine::EngineInfo info;
@@ -63,6 +64,7 @@ class ScriptedService final : public serving::Service {
   std::vector<serving::Token> tokenize_prompt(const std::string& tenant, const std::string& text) override;
   base::Result<base::RequestId> submit(serving::GenerateRequest request, std::shared_ptr<serving::Sink> sink) override;
   void cancel(base::RequestId id) override;
+  void note_tool_calls(base::RequestId id, std::vector<std::string> tools) override;
   base::Status manage(const std::string& tenant, hint::Hints hints, ReceiptsCallback done) override;
   base::Status find_receipt(const std::string& tenant, std::string hint_id,
                             std::function<void(std::optional<hint::Receipt>)> done) override;
@@ -88,6 +90,7 @@ class ScriptedService final : public serving::Service {
   bool keep_sinks_ = false;
   std::vector<std::pair<std::string, hint::Hints>> managed_;
   SessionQuery last_query_;
+  std::vector<std::pair<base::RequestId, std::vector<std::string>>> noted_;
   std::thread loop_;
 };
 
