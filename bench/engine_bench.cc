@@ -1,6 +1,7 @@
 // What the engine seam costs over llama.cpp itself, and what each KV layout costs. A plain program: it prints ratios and a table.
 //
 //   engine_bench MODEL.gguf            speed: prefill, decode, block export and import, each beside the raw calls, interleaved
+//   engine_bench MODEL.gguf blocks            the second half of speed alone
 //   engine_bench MODEL.gguf layout     cost of a decode and a prefill with 0, 4, 8 resident contexts, by layout and flash attention
 //   engine_bench MODEL.gguf [MODE] THREADS
 #include <algorithm>
@@ -190,13 +191,13 @@ void blocks(Engine& e, Raw& raw) {
   clear(e);
 }
 
-void speed(const std::string& model, int threads) {
+void speed(const std::string& model, int threads, bool with_compute) {
   for (const bool unified : {false, true}) {
     std::printf("%s, flash attention off, %d thread(s)\n", unified ? "unified" : "lanes", threads);
     auto loaded = load(model, threads, unified ? engine::LayoutChoice::kUnified : engine::LayoutChoice::kLanes,
                        engine::FlashAttention::kOff, kSeqs);
     Raw raw(model, threads, unified);
-    compute(*loaded.engine, raw);
+    if (with_compute) compute(*loaded.engine, raw);
     blocks(*loaded.engine, raw);
   }
 }
@@ -247,7 +248,7 @@ void layout(const std::string& model, int threads) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: engine_bench MODEL.gguf [speed|layout] [THREADS]\n");
+    std::fprintf(stderr, "usage: engine_bench MODEL.gguf [speed|blocks|layout] [THREADS]\n");
     return 2;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -256,7 +257,7 @@ int main(int argc, char** argv) {
   if (mode == "layout") {
     layout(argv[1], threads);
   } else {
-    speed(argv[1], threads);
+    speed(argv[1], threads, mode != "blocks");
   }
   return 0;
 }

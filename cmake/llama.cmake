@@ -19,7 +19,6 @@ add_library(kvtide_llama_cpp INTERFACE)
 target_include_directories(kvtide_llama_cpp SYSTEM INTERFACE
   ${llama_source}/include ${llama_source}/ggml/include ${llama_source}/common ${llama_source}/vendor)
 foreach(lib llama-common llama ggml ggml-base)
-  find_library(KVTIDE_LIB_${lib} ${lib} PATHS ${llama_build}/bin NO_DEFAULT_PATH REQUIRED)
-  target_link_libraries(kvtide_llama_cpp INTERFACE ${KVTIDE_LIB_${lib}})
+  target_link_libraries(kvtide_llama_cpp INTERFACE ${llama_build}/bin/${CMAKE_SHARED_LIBRARY_PREFIX}${lib}${CMAKE_SHARED_LIBRARY_SUFFIX})
 endforeach()
 target_link_options(kvtide_llama_cpp INTERFACE -Wl,-rpath,${llama_build}/bin)

@@ -187,7 +187,7 @@ class Replay {
     return flags;
   }
 
-  /// Starts one server to learn the model's name, its bytes a token of text, and the device's bytes a token of KV.
+  /// Starts one server to learn the model's name, its bytes a token of text, and the bytes a token of KV.
   Status probe() {
     std::fprintf(stderr, "measuring tokens with %s ...\n", options_.model.empty() ? "the default model" : options_.model.c_str());
     auto server = ReplayServer::start(executable_, server_flags({.factor = 0, .device_tokens = options_.device_tokens, .host_bytes = 0}), folder_.path());
@@ -200,13 +200,15 @@ class Replay {
     if (!full) return tl::make_unexpected(full.error());
     if (*full <= *bare) return error(Code::kInternal, "the server counts no tokens of a prompt; nothing could be measured");
     scale_.bytes_per_token = static_cast<double>(text.size()) / static_cast<double>(*full - *bare);
-    if (const auto tiers = client.get("/kv/v1/tiers", kProbeTimeout); tiers && tiers->ok()) {
-      for (const TierFigure& tier : parse_tiers(tiers->json())) {
-        if (tier.name == "device") kv_bytes_per_token_ = static_cast<double>(tier.budget_bytes) / static_cast<double>(options_.device_tokens);
+    if (const auto answer = client.get("/kv/v1/capabilities", kProbeTimeout); answer && answer->ok()) {
+      const Json capabilities = answer->json();
+      const Json& engine = member(capabilities, "engine");
+      if (const int64_t tokens = int_of(engine, "block_tokens"); tokens > 0) {
+        kv_bytes_per_token_ = static_cast<double>(int_of(engine, "block_bytes")) / static_cast<double>(tokens);
       }
     }
     if (kv_bytes_per_token_ <= 0 && !options_.capacity.empty()) {
-      return error(Code::kUnavailable, "/kv/v1/tiers tells no budget of the device, so --capacity means nothing; give --host-memory");
+      return error(Code::kUnavailable, "/kv/v1/capabilities tells no size of a block, so --capacity means nothing; give --host-memory");
     }
     if (const auto models = client.get("/v1/models", kProbeTimeout); models && models->ok()) {
       const Json answer = models->json();

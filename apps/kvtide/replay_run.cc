@@ -331,7 +331,10 @@ base::Result<ArmRun> run_arm(const Workload& workload, const ArmSpec& arm, const
   }
   run.tiers = parse_tiers(tiers->json());
   run.server_stats = stats->json();
-  run.byte_mismatches = int_of(run.server_stats, "byte_mismatches", int_of(member(run.server_stats, "stats"), "byte_mismatches"));
+  if (!member(run.server_stats, "byte_mismatches").is_number()) {
+    return error(Code::kUnavailable, "arm " + arm.name + ": /kv/v1/stats tells no byte_mismatches, so nothing could be checked");
+  }
+  run.byte_mismatches = int_of(run.server_stats, "byte_mismatches");
   return run;
 }
 

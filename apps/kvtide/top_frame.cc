@@ -38,9 +38,9 @@ std::string bar(double share) {
   return "[" + std::string(filled, '#') + std::string(kBarWidth - filled, '.') + "]";
 }
 
-double per_second(const TopSnapshot& now, const TopSnapshot* before, const char* key) {
-  if (before == nullptr || now.at_s <= before->at_s) return 0;
-  return static_cast<double>(int_of(now.stats, key) - int_of(before->stats, key)) / (now.at_s - before->at_s);
+double tokens_per_second(const TopSnapshot& now, const TopSnapshot& before, const char* key) {
+  if (now.at_s <= before.at_s) return 0;
+  return static_cast<double>(int_of(member(now.stats, "tokens"), key) - int_of(member(before.stats, "tokens"), key)) / (now.at_s - before.at_s);
 }
 
 std::string duration(double seconds) {
@@ -51,18 +51,17 @@ std::string duration(double seconds) {
 }
 
 std::string request_lines(const TopSnapshot& now, const TopSnapshot* before) {
-  const Json& s = now.stats;
-  const int64_t reused = int_of(s, "reused_device_tokens") + int_of(s, "reused_host_tokens");
-  const int64_t prompt = int_of(s, "prompt_tokens");
-  std::string out = format("requests  running %lld  waiting %lld  done %lld  failed %lld  cancelled %lld  refused %lld\n",
-                           static_cast<long long>(int_of(s, "requests_running")), static_cast<long long>(int_of(s, "requests_waiting")),
-                           static_cast<long long>(int_of(s, "requests_total")), static_cast<long long>(int_of(s, "requests_failed")),
-                           static_cast<long long>(int_of(s, "requests_cancelled")), static_cast<long long>(int_of(s, "requests_rejected")));
-  out += format("tokens    hit rate %.1f %% (device %lld, host %lld of %lld)", prompt == 0 ? 0.0 : 100.0 * static_cast<double>(reused) / static_cast<double>(prompt),
-                static_cast<long long>(int_of(s, "reused_device_tokens")), static_cast<long long>(int_of(s, "reused_host_tokens")),
-                static_cast<long long>(prompt));
+  const Json& requests = member(now.stats, "requests");
+  const Json& tokens = member(now.stats, "tokens");
+  const int64_t device = int_of(tokens, "reused_device"), host = int_of(tokens, "reused_host"), prompt = int_of(tokens, "prompt");
+  const auto count = [&requests](const char* key) { return static_cast<long long>(int_of(requests, key)); };
+  std::string out = format("requests  running %lld  waiting %lld  done %lld  failed %lld  cancelled %lld  refused %lld\n", count("running"), count("waiting"),
+                           count("total"), count("failed"), count("cancelled"), count("rejected"));
+  out += format("tokens    hit rate %.1f %% (device %lld, host %lld of %lld)",
+                prompt == 0 ? 0.0 : 100.0 * static_cast<double>(device + host) / static_cast<double>(prompt), static_cast<long long>(device),
+                static_cast<long long>(host), static_cast<long long>(prompt));
   if (before != nullptr) {
-    out += format("  prompts %.0f/s  replies %.0f/s", per_second(now, before, "recomputed_tokens"), per_second(now, before, "generated_tokens"));
+    out += format("  prompts %.0f/s  replies %.0f/s", tokens_per_second(now, *before, "recomputed"), tokens_per_second(now, *before, "generated"));
   }
   return out + "\n";
 }
@@ -102,7 +101,7 @@ std::string session_table(const Json& sessions, size_t rows) {
     if (const Json& derived = member(s, "derived"); derived.is_boolean() && derived.get<bool>()) id = "~" + id;
     out += format("%-*s %-13s %6lld %8lld %8lld %8lld %8s %10s\n", static_cast<int>(kIdWidth), plain(id, kIdWidth).c_str(),
                   plain(text_of(s, "state"), 13).c_str(), static_cast<long long>(int_of(s, "turns")), static_cast<long long>(int_of(s, "prompt_tokens")),
-                  static_cast<long long>(int_of(s, "blocks_device")), static_cast<long long>(int_of(s, "blocks_host")),
+                  static_cast<long long>(int_of(member(s, "blocks"), "device")), static_cast<long long>(int_of(member(s, "blocks"), "host")),
                   duration(number_of(s, "idle_s")).c_str(), next.is_number() ? duration(next.get<double>()).c_str() : "-");
   }
   return out;

@@ -14,11 +14,11 @@ TopSnapshot snapshot(double at_s, int generated) {
   s.url = "http://127.0.0.1:8080";
   s.at_s = at_s;
   s.tiers = Json::parse(R"({"tiers":[{"name":"device","budget_bytes":1048576,"used_bytes":524288,"peak_bytes":1048576,"blocks":8,"leases":1}]})");
-  s.stats = Json::parse(R"({"requests_running":2,"requests_waiting":3,"prompt_tokens":1000,"reused_device_tokens":300,"reused_host_tokens":200})");
-  s.stats["generated_tokens"] = generated;
+  s.stats = Json::parse(R"({"requests":{"running":2,"waiting":3},"tokens":{"prompt":1000,"reused_device":300,"reused_host":200}})");
+  s.stats["tokens"]["generated"] = generated;
   s.sessions = Json::parse(R"({"total":2,"sessions":[
-    {"session_id":"coder","state":"waiting_tool","turns":3,"prompt_tokens":4000,"blocks_device":1,"blocks_host":60,"idle_s":4.2,"predicted_next_use_s":1.5},
-    {"session_id":"odd\u001b[31m","derived":true,"state":"idle","turns":1,"prompt_tokens":10,"blocks_device":0,"blocks_host":0,"idle_s":900,
+    {"session_id":"coder","state":"waiting_tool","turns":3,"prompt_tokens":4000,"blocks":{"device":1,"host":60},"idle_s":4.2,"predicted_next_use_s":1.5},
+    {"session_id":"odd\u001b[31m","derived":true,"state":"idle","turns":1,"prompt_tokens":10,"blocks":{"device":0,"host":0},"idle_s":900,
      "predicted_next_use_s":null}]})");
   return s;
 }
@@ -26,7 +26,7 @@ TopSnapshot snapshot(double at_s, int generated) {
 TEST(TopFrame, ShowsTiersRequestsAndSessions) {
   const std::string frame = top_frame(snapshot(10, 500), nullptr, 160, 10);
   for (const char* word : {"[###############...............]", "50.0 %", "512.0 KiB of 1.0 MiB", "running 2", "waiting 3", "hit rate 50.0 %", "coder", "waiting_tool",
-                           "4.2s", "1.5s", "15m"}) {
+                           " 60 ", "4.2s", "1.5s", "15m"}) {
     EXPECT_THAT(frame, HasSubstr(word));
   }
 }

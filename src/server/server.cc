@@ -46,8 +46,8 @@ struct Server::State final : App {
     const Routing routing = route(head.method, head.target);
     if (!routing.match) {
       if (routing.allow.empty()) return status_response(404, "there is nothing at this path", "not_found");
-      Response response = head.method == Method::kOptions ? Response{.status = 204, .content_type = {}, .body = {}, .headers = {}}
-                                                          : status_response(405, "this path does not take this method", "method_not_allowed");
+      Response response = status_response(405, "this path does not take this method", "method_not_allowed");
+      if (head.method == Method::kOptions) response = Response{.status = 204, .content_type = {}, .body = {}, .headers = {}};
       response.headers.emplace_back("Allow", routing.allow);
       return response;
     }
@@ -81,7 +81,10 @@ struct Server::State final : App {
   }
 
   Response refusal(int status, std::string message) override {
-    const std::string_view code = status == 413 ? "body_too_large" : status == 503 ? "overloaded" : status == 504 ? "timeout" : "bad_request";
+    std::string_view code = "bad_request";
+    if (status == 413) code = "body_too_large";
+    if (status == 503) code = "overloaded";
+    if (status == 504) code = "timeout";
     return status_response(status, message, code);
   }
 

@@ -97,11 +97,12 @@ TEST_F(ServerLimits, AnErrorInAStreamEndsItWithTheError) {
 TEST_F(ServerLimits, ARequestHasADeadline) {
   hold();
   ServerOptions options;
-  options.request_deadline = 50ms;
+  options.request_deadline = 200ms;
   start(options);
   HttpClient client(server_->port());
   EXPECT_EQ(client.post("/v1/chat/completions", chat_body()).status, 504);
-  EXPECT_EQ(service_.wait_cancelled(1), 1U);
+  // On a machine so busy that nothing was submitted yet, nothing is left to cancel.
+  EXPECT_EQ(service_.cancelled(), service_.wait_submitted(0).size());
   // The connection is as good as before.
   EXPECT_EQ(client.call("GET", "/health").status, 200);
 }
@@ -144,7 +145,8 @@ TEST_F(ServerLimits, BodiesAreLimited) {
   EXPECT_EQ(answer.headers.at("connection"), "close");
 
   HttpClient chunked(server_->port());
-  chunked.send_raw("POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + std::string(2000, 'x') + "\r\n0\r\n\r\n");
+  chunked.send_raw("POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + std::string(2000, 'x') +
+                   "\r\n0\r\n\r\n");
   EXPECT_EQ(chunked.read_answer().status, 413);
 
   HttpClient garbage(server_->port());
@@ -160,7 +162,8 @@ TEST_F(ServerLimits, LargeBodiesAreAskedForBeforeTheyAreSent) {
   start();
   HttpClient client(server_->port());
   const std::string body = json{{"prompt", std::string(100'000, 'x')}}.dump();
-  client.send_raw("POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n");
+  const std::string length = std::to_string(body.size());
+  client.send_raw("POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: " + length + "\r\n\r\n");
   EXPECT_EQ(client.read_answer().status, 100);
   client.send_raw(body);
   EXPECT_EQ(client.read_answer().status, 200);

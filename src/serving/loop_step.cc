@@ -182,7 +182,8 @@ KvReport Loop::report(const Active& a, base::TimeNs now_ns) const {
 
 // What was generated, so that its text comes back as these tokens. The last token was never fed, but it is part of the text.
 void Loop::remember(const Active& a) {
-  if (a.request.prompt_text.empty() || a.raw_reply.empty()) return;
+  // After a stop string the client was not shown all that was generated.
+  if (a.request.prompt_text.empty() || a.raw_reply.empty() || a.text.stopped()) return;
   const std::span<const int32_t> fed = sam_->tokens(a.id);
   std::vector<Token> tokens(fed.begin(), fed.end());
   if (static_cast<int32_t>(tokens.size()) < a.prompt_tokens + a.generated) tokens.push_back(a.pending);

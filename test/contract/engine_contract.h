@@ -26,8 +26,9 @@ namespace kvtide::engine {
 struct EngineCase {
   std::string name;
   std::function<std::shared_ptr<Engine>()> make;
-  /// How far logits may differ when the same KV bytes lie in other cells: sums run in another order. 0: not at all.
-  float moved_cells_tolerance = 0;
+  /// Whether logits change in their last bits when the same KV bytes lie in other cells, because sums over cells run in another order. No
+  /// tolerance could stand for it: a wrong byte may change as little. Tests then keep the cells in place, or compare bytes instead.
+  bool place_matters = false;
 };
 
 inline void PrintTo(const EngineCase& c, std::ostream* os) { *os << c.name; }
@@ -129,9 +130,11 @@ class EngineContract : public testing::TestWithParam<EngineCase> {
     EXPECT_TRUE(status.has_value()) << (status ? "" : status.error().message);
   }
 
-  /// The same KV bytes followed by the same batch: equal logits, up to what the place of cells may do.
-  void expect_same(const std::vector<float>& a, const std::vector<float>& b) const {
-    EXPECT_LE(largest_difference(a, b), GetParam().moved_cells_tolerance);
+  /// The same KV bytes, then the same batch: the same logits, bit for bit.
+  static void expect_same(const std::vector<float>& a, const std::vector<float>& b) { EXPECT_EQ(largest_difference(a, b), 0); }
+
+  void empty_all() {
+    for (size_t seq = 0; seq < lengths_.size(); ++seq) cut(SeqId(static_cast<uint32_t>(seq)), 0);
   }
 
   static Token argmax(std::span<const float> logits) {
@@ -179,7 +182,10 @@ TEST_P(EngineContract, EqualChainsInEqualStepsGiveEqualLogits) {
 TEST_P(EngineContract, OtherTokensAnywhereGiveOtherLogits) {
   auto other = chain(1, 50);
   other[3] += 1;
-  EXPECT_NE(feed(kA, chain(1, 50)), feed(kB, other));
+  const auto a = feed(kA, chain(1, 50));
+  const float difference = largest_difference(a, feed(kB, other));
+  RecordProperty("difference", std::to_string(difference));
+  EXPECT_GT(difference, 0);
 }
 
 TEST_P(EngineContract, SharingIsFreeAndBothGoOnAlone) {
@@ -193,12 +199,15 @@ TEST_P(EngineContract, SharingIsFreeAndBothGoOnAlone) {
   EXPECT_EQ(engine_->cells_used(), 78);
   EXPECT_NE(a, b);
 
-  feed(kC, chain(1, 60));
-  expect_same(feed(kC, tail), a);
   cut(kA, 0);  // the shared part lives on in B
-  EXPECT_EQ(engine_->cells_used(), 60 + 9 + 69);
+  EXPECT_EQ(engine_->cells_used(), 69);
   cut(kB, 30);
-  EXPECT_EQ(engine_->cells_used(), 30 + 69);
+  EXPECT_EQ(engine_->cells_used(), 30);
+
+  empty_all();  // the same places, nothing shared
+  feed(kA, chain(1, 60));
+  feed(kC, chain(3, 9));
+  expect_same(feed(kA, tail), a);
 }
 
 TEST_P(EngineContract, SharingAPartThenDivergingIsAsIfComputed) {
@@ -211,18 +220,20 @@ TEST_P(EngineContract, SharingAPartThenDivergingIsAsIfComputed) {
   expect_same(feed(kC, chain(3, 12)), b);
 }
 
-TEST_P(EngineContract, DedupFreesTheCopyAndKeepsTheLogits) {
+TEST_P(EngineContract, DedupFreesTheCopyAndKeepsTheBytes) {
   if (!unified()) GTEST_SKIP() << "lanes do not share";
   feed(kA, chain(1, 48));
   feed(kB, chain(1, 48));
   feed(kB, chain(2, 5));
-  engine_->dedup(kA, kB, 0, 32);
-  EXPECT_EQ(engine_->cells_used(), 48 + 53 - 32);
-  const auto b = feed(kB, chain(3, 7));
-  cut(kA, 0);
-  feed(kA, chain(1, 48));
-  feed(kA, chain(2, 5));
-  expect_same(feed(kA, chain(3, 7)), b);
+  const int32_t shared = 2 * block();
+  const auto before = export_blocks(kB, 0, 3);
+  engine_->dedup(kA, kB, 0, shared);
+  EXPECT_EQ(engine_->cells_used(), 48 + 53 - shared);
+  EXPECT_EQ(export_blocks(kB, 0, 3), before);
+  cut(kA, 0);  // what B now holds stays
+  EXPECT_EQ(engine_->cells_used(), 53);
+  EXPECT_EQ(export_blocks(kB, 0, 3), before);
+  feed(kB, chain(3, 7));
 }
 
 TEST_P(EngineContract, TruncatedTailIsForgotten) {
@@ -231,8 +242,9 @@ TEST_P(EngineContract, TruncatedTailIsForgotten) {
   cut(kA, 32);
   EXPECT_EQ(engine_->cells_used(), 32);
   const auto a = feed(kA, chain(3, 11));
-  feed(kB, chain(1, 32));
-  expect_same(feed(kB, chain(3, 11)), a);
+  empty_all();
+  feed(kA, chain(1, 32));
+  expect_same(feed(kA, chain(3, 11)), a);
 }
 
 TEST_P(EngineContract, RestoredElsewhereAfterChurnIsTheSame) {
@@ -267,7 +279,8 @@ TEST_P(EngineContract, BlocksJoinAPrefixThatIsThere) {
   import_blocks(kB, {saved.begin() + 2, saved.begin() + 4});
   import_blocks(kB, {saved.begin() + 4, saved.end()});
   EXPECT_EQ(export_blocks(kB, 0, blocks), saved);
-  expect_same(feed(kB, chain(3, 8)), expected);
+  const auto b = feed(kB, chain(3, 8));
+  if (!GetParam().place_matters) expect_same(b, expected);
 }
 
 TEST_P(EngineContract, RunsLongerThanAnyBufferTravelToo) {
@@ -300,7 +313,9 @@ TEST_P(EngineContract, WrongBytesChangeTheLogits) {
   const auto expected = feed(kA, chain(2, 4));
   for (size_t i = 0; i < saved[1].size() / 2; ++i) saved[1][i] ^= std::byte{0x01};
   import_blocks(kB, saved);
-  EXPECT_NE(feed(kB, chain(2, 4)), expected);
+  const float difference = largest_difference(feed(kB, chain(2, 4)), expected);
+  RecordProperty("difference", std::to_string(difference));
+  EXPECT_GT(difference, 0);
 }
 
 TEST_P(EngineContract, ShortAndLongPayloadsAreRefusedAndTheSequenceIsIntact) {
@@ -358,9 +373,10 @@ TEST_P(EngineContract, StepWithoutRoomChangesNothing) {
   EXPECT_EQ(status.error().code, base::Code::kResourceExhausted);
   EXPECT_EQ(engine_->cells_used(), used);
   const auto a = feed(kA, a_more);  // A had not advanced
-  cut(kB, 0);
-  feed(kB, chain(1, 24));
-  expect_same(feed(kB, a_more), a);
+  empty_all();                      // the same without the failure
+  feed(kA, chain(1, 24));
+  feed(kB, chain(2, longest - 3));
+  expect_same(feed(kA, a_more), a);
 }
 
 TEST_P(EngineContract, AFullPoolRefusesTheStepAndServesAfterwards) {
@@ -372,15 +388,16 @@ TEST_P(EngineContract, AFullPoolRefusesTheStepAndServesAfterwards) {
     feed(SeqId(seq), chain(seq, n));
     left -= n;
   }
+  const auto before = export_blocks(kA, 0, 2);
   const auto more = chain(5, 64);
   const auto status = try_feed(kA, more);
   ASSERT_FALSE(status.has_value());
   EXPECT_EQ(status.error().code, base::Code::kResourceExhausted);
   EXPECT_EQ(engine_->cells_used(), info().device_tokens - 8);
+  EXPECT_EQ(export_blocks(kA, 0, 2), before);
   cut(kB, 0);
-  const auto a = feed(kA, more);
-  feed(kB, chain(1, 32));
-  expect_same(feed(kB, more), a);
+  feed(kA, more);
+  EXPECT_EQ(export_blocks(kA, 0, 2), before);
 }
 
 TEST_P(EngineContract, EachItemGetsItsOwnLogits) {

@@ -137,6 +137,7 @@ std::string ScriptedServer::answer(const Request& request) {
     return http(200, "application/json",
                 R"({"tiers":[{"name":"device","budget_bytes":1000,"used_bytes":400,"peak_bytes":900},{"name":"host","budget_bytes":2000,"used_bytes":1,"peak_bytes":50}]})");
   }
+  if (request.target == "/kv/v1/capabilities") return http(200, "application/json", R"({"engine":{"block_tokens":64,"block_bytes":65536}})");
   if (request.target == "/kv/v1/stats") return http(200, "application/json", R"({"byte_mismatches":0,"prompt_tokens":10})");
   return http(404, "application/json", R"({"error":{"message":"no such page"}})");
 }

@@ -206,7 +206,7 @@ std::string LlamaModel::meta(const std::string& key) const {
 
 ContextChoice choose_context(const LlamaCppOptions& options) {
   const bool gpu = options.n_gpu_layers != 0 && llama_supports_gpu_offload();
-  // On CPUs a unified pool makes each token pay for all that is resident, and plain attention is the faster one there.
+  // In a unified pool each decode pays for all that is resident, which weighs most on CPUs. `engine_bench MODEL layout` measures it.
   ContextChoice choice{.layout = gpu ? Layout::kUnified : Layout::kLanes,
                        .flash_attn = gpu ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_DISABLED};
   if (options.layout == LayoutChoice::kUnified) choice.layout = Layout::kUnified;

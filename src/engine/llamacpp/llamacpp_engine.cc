@@ -18,8 +18,7 @@ using base::Status;
 // kv_codec knows this form of the serialised state, and only this one. A new version needs a look at llama-kv-cache.cpp, then this number.
 static_assert(LLAMA_STATE_SEQ_VERSION == 3);
 
-// Blocks that pass through the scratch sequence at once. Bounds the buffer, and the cells that an import holds twice over: none, as
-// references move. Larger runs gain nothing measurable.
+// Blocks that pass through the scratch sequence at once. Bounds the buffer.
 constexpr size_t kBlocksAtOnce = 16;
 
 uint8_t* raw(std::span<std::byte> bytes) { return reinterpret_cast<uint8_t*>(bytes.data()); }

@@ -85,7 +85,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ConnectionContext& context_;
   Stream stream_;
   boost::beast::flat_buffer buffer_;
-  asio::basic_waitable_timer<std::chrono::steady_clock, asio::wait_traits<std::chrono::steady_clock>, Strand> wake_;  // a condition variable
+  // Waited on as a condition variable.
+  asio::basic_waitable_timer<std::chrono::steady_clock, asio::wait_traits<std::chrono::steady_clock>, Strand> wake_;
   bool idle_ = false;
   bool watching_ = false;
   bool unwatching_ = false;

@@ -76,7 +76,9 @@ base::Status Listener::State::listen(const ListenOptions& options) {
   ErrorCode error;
   Tcp::resolver resolver(io);
   const auto found = resolver.resolve(options.host, std::to_string(options.port), Tcp::resolver::passive, error);
-  if (error || found.empty()) return base::error(base::Code::kInvalidArgument, "--host: " + options.host + " is not an address of this machine");
+  if (error || found.empty()) {
+    return base::error(base::Code::kInvalidArgument, "--host: " + options.host + " is not an address of this machine");
+  }
   const Tcp::endpoint endpoint = found.begin()->endpoint();
   acceptor.open(endpoint.protocol(), error);
   if (!error) acceptor.set_option(Tcp::acceptor::reuse_address(true), error);

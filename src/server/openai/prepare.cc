@@ -96,6 +96,7 @@ base::Result<Prepared> prepare(Decoded decoded, const std::string& tenant, servi
     if (!rendered) return tl::make_unexpected(std::move(rendered.error()));
     request.prompt = service.tokenize_prompt(tenant, rendered->text);
     request.prompt_text = std::move(rendered->text);
+    request.special_text = !chat->input.tools.empty();
     request.prior_tools = std::move(chat->prior_tools);
     request.sampling.grammar = std::move(rendered->grammar);
     for (std::string& stop : rendered->stops) request.stops.push_back(std::move(stop));

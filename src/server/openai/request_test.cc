@@ -93,7 +93,8 @@ struct Refused {
 class RefusedChat : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(RefusedChat, NamesTheField) {
-  const std::string messages = GetParam().fields.find("\"messages\"") == std::string::npos ? R"("messages": [{"role": "user", "content": "x"}], )" : "";
+  const bool own = GetParam().fields.find("\"messages\"") != std::string::npos;
+  const std::string messages = own ? "" : R"("messages": [{"role": "user", "content": "x"}], )";
   const auto request = chat("{" + messages + GetParam().fields + "}");
   ASSERT_FALSE(request) << GetParam().fields;
   EXPECT_EQ(request.error().code, base::Code::kInvalidArgument);
@@ -113,12 +114,14 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{R"("messages": [{"role": "assistant", "tool_calls": [{}]}])", "messages[0].tool_calls[0].function"},
         Refused{R"("messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}])",
                 "messages[0].tool_calls[0].function.arguments"},
-        Refused{R"("temperature": "hot")", "temperature"}, Refused{R"("temperature": -1)", "temperature"}, Refused{R"("top_p": 2)", "top_p"},
+        Refused{R"("temperature": "hot")", "temperature"}, Refused{R"("temperature": -1)", "temperature"},
+        Refused{R"("top_p": 2)", "top_p"},
         Refused{R"("top_k": 1.5)", "top_k"}, Refused{R"("n": 0)", "n"}, Refused{R"("n": 17)", "n"}, Refused{R"("n": 1e300)", "n"},
         Refused{R"("max_tokens": 0)", "max_tokens"}, Refused{R"("max_completion_tokens": 99999999999)", "max_completion_tokens"},
         Refused{R"("stream": 1)", "stream"}, Refused{R"("stream_options": [])", "stream_options"},
         Refused{R"("stream_options": {"include_usage": "y"})", "stream_options.include_usage"}, Refused{R"("seed": 1.5)", "seed"},
-        Refused{R"("stop": 3)", "stop"}, Refused{R"("stop": ["1","2","3","4","5","6","7","8","9","a","b","c","d","e","f","g","h"])", "stop"},
+        Refused{R"("stop": 3)", "stop"},
+        Refused{R"("stop": ["1","2","3","4","5","6","7","8","9","a","b","c","d","e","f","g","h"])", "stop"},
         Refused{R"("logit_bias": {"100": 1})", "logit_bias"}, Refused{R"("logit_bias": {"7x": 1})", "logit_bias"},
         Refused{R"("logit_bias": {"7": "a"})", "logit_bias"}, Refused{R"("top_logprobs": 3)", "top_logprobs"},
         Refused{R"("tools": {})", "tools"}, Refused{R"("tools": [{"type": "retrieval"}])", "tools[0].type"},
