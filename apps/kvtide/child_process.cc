@@ -105,7 +105,8 @@ int ChildProcess::stop(std::chrono::milliseconds deadline) {
 base::Result<TemporaryFolder> TemporaryFolder::make() {
   std::error_code ec;
   std::string name = (std::filesystem::temp_directory_path(ec) / "kvtide-XXXXXX").string();
-  if (ec || mkdtemp(name.data()) == nullptr) return error(Code::kUnavailable, "cannot make a temporary folder; set TMPDIR to a writable one");
+  if (ec || mkdtemp(name.data()) == nullptr)
+    return error(Code::kUnavailable, "cannot make a temporary folder; set TMPDIR to a writable one");
   return TemporaryFolder(name);
 }
 

@@ -25,11 +25,13 @@ base::Status check(const HintOptions& o) {
     if (!given || o.verb == verb) return {};
     return base::error(base::Code::kInvalidArgument, std::string(flag) + ": only for " + verb);
   };
-  for (const auto& status : {only(o.expected_ms.has_value(), "--expected-ms", "pause"), only(!o.tool.empty(), "--tool", "pause"),
-                             only(o.deadline_ms.has_value(), "--deadline-ms", "prefetch"), only(o.ttl_s.has_value(), "--ttl-s", "retain")}) {
+  for (const auto& status :
+       {only(o.expected_ms.has_value(), "--expected-ms", "pause"), only(!o.tool.empty(), "--tool", "pause"),
+        only(o.deadline_ms.has_value(), "--deadline-ms", "prefetch"), only(o.ttl_s.has_value(), "--ttl-s", "retain")}) {
     if (!status) return status;
   }
-  if ((o.start || o.end) && o.target.empty()) return base::error(base::Code::kInvalidArgument, "--start, --end: say what they count with --target");
+  if ((o.start || o.end) && o.target.empty())
+    return base::error(base::Code::kInvalidArgument, "--start, --end: say what they count with --target");
   return {};
 }
 

@@ -104,7 +104,8 @@ class HttpClient::Connection {
     bool answered = false;
     auto reply = attempt(verb, target, body, timeout, on_data, answered);
     // A kept-alive connection may have been closed by the server meanwhile: try once more, but only when no byte of an answer came.
-    if (!reply && reused && !answered && reply.error().code == Code::kUnavailable) reply = attempt(verb, target, body, timeout, on_data, answered);
+    if (!reply && reused && !answered && reply.error().code == Code::kUnavailable)
+      reply = attempt(verb, target, body, timeout, on_data, answered);
     return reply;
   }
 

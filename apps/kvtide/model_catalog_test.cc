@@ -72,8 +72,15 @@ TEST_F(Models, TheTunedFileIsPreferred) {
 }
 
 TEST_F(Models, WithAPartThatIsPresentAreJoinedAndVerified) {
-  CatalogModel model{.name = "m", .file_name = "m.gguf", .tuned_file = "", .description = "", .licence = "", .context_tokens = 1, .bytes = 6,
-                     .sha256 = "", .parts = {{"a==1", "a", 3, ""}, {"b==1", "b", 3, ""}}};
+  CatalogModel model{.name = "m",
+                     .file_name = "m.gguf",
+                     .tuned_file = "",
+                     .description = "",
+                     .licence = "",
+                     .context_tokens = 1,
+                     .bytes = 6,
+                     .sha256 = "",
+                     .parts = {{"a==1", "a", 3, ""}, {"b==1", "b", 3, ""}}};
   const auto place_parts = [&] {
     fs::create_directories(folder_.path() / "m.gguf.parts");
     std::ofstream(folder_.path() / "m.gguf.parts" / "part1") << "abc";
@@ -106,7 +113,8 @@ TEST(Children, EndWithTheirStatusAndCannotOutstayTheirDeadline) {
   ASSERT_TRUE(quick);
   EXPECT_EQ(quick->wait(std::chrono::seconds(10)), 3);
   EXPECT_EQ(last_lines(folder->path() / "log", 1), "said\n");
-  auto stubborn = ChildProcess::start({"sh", "-c", "trap '' TERM; echo ready; while :; do read x; done < /dev/zero"}, folder->path() / "log2");
+  auto stubborn =
+      ChildProcess::start({"sh", "-c", "trap '' TERM; echo ready; while :; do read x; done < /dev/zero"}, folder->path() / "log2");
   ASSERT_TRUE(stubborn);
   EXPECT_FALSE(stubborn->wait(std::chrono::milliseconds(50)));
   EXPECT_GE(stubborn->stop(std::chrono::milliseconds(50)), 128);

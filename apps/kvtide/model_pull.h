@@ -15,12 +15,13 @@
 namespace kvtide::app {
 
 struct PullProgress {
-  std::string step;         // what is being done
+  std::string step;  // what is being done
   int64_t bytes = 0, bytes_total = 0;
 };
 using OnPullProgress = std::function<void(const PullProgress&)>;
 
-base::Result<std::filesystem::path> pull_model(const CatalogModel& model, const std::filesystem::path& folder, const OnPullProgress& on_progress);
+base::Result<std::filesystem::path> pull_model(const CatalogModel& model, const std::filesystem::path& folder,
+                                               const OnPullProgress& on_progress);
 
 /// Runs once after a pull (and again by a pull that finds no tuned file): may make model.tuned_file from `file`. The folder is file's own.
 base::Status post_pull(const CatalogModel& model, const std::filesystem::path& file);

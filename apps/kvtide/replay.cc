@@ -30,9 +30,9 @@ using base::error;
 using base::Result;
 using base::Status;
 
-constexpr size_t kProbeBytes = 6000;       // of the workload's own text, to measure bytes per token
+constexpr size_t kProbeBytes = 6000;  // of the workload's own text, to measure bytes per token
 constexpr int64_t kContextRound = 256;
-constexpr double kContextMargin = 1.25;    // some texts have more tokens a byte than the measured mean
+constexpr double kContextMargin = 1.25;  // some texts have more tokens a byte than the measured mean
 constexpr auto kProbeTimeout = std::chrono::minutes(5);
 
 struct ReplayOptions {
@@ -58,13 +58,16 @@ void add_flags(CLI::App& app, ReplayOptions& o) {
   add("--max-context", o.workload.max_context_tokens, "a session is cut at the first call with a longer prompt")
       ->check(CLI::Range(256, 1 << 20))
       ->capture_default_str();
-  add("--max-reply", o.workload.max_reply_tokens, "replies are cut to about this many tokens")->check(CLI::Range(1, 1 << 16))->capture_default_str();
+  add("--max-reply", o.workload.max_reply_tokens, "replies are cut to about this many tokens")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
   add("--gap-scale", o.workload.gap_scale, "multiplies every pause")->check(CLI::NonNegativeNumber)->capture_default_str();
   add("--gap-cap", o.workload.gap_cap_s, "longest pause, seconds")->check(CLI::NonNegativeNumber)->capture_default_str();
   add("--seed", o.workload.seed, "which sessions, pauses and errors of estimate")->capture_default_str();
   add("--repeats", o.repeats, "runs of each arm, interleaved A B B A")->check(CLI::Range(1, 100))->capture_default_str();
   add("--capacity", o.capacity, "cache (device + host) as multiples of the peak live set, such as 0.25,0.5,1")->delimiter(',');
-  add("--device-tokens", o.device_tokens, "KV cells on the device; 0: half of --capacity, at most ctx-size x parallel")->check(CLI::Range(0, 1 << 30));
+  add("--device-tokens", o.device_tokens, "KV cells on the device; 0: half of --capacity, at most ctx-size x parallel")
+      ->check(CLI::Range(0, 1 << 30));
   add("--host-memory", o.host_memory, "host tier, such as 512M, instead of --capacity")->type_name("BYTES");
   add("--ctx-size", o.ctx_size, "tokens one request may use; 0: what the workload needs")->check(CLI::Range(0, 1 << 20));
   add("--parallel", o.parallel, "requests that run at once")->check(CLI::Range(1, 256))->capture_default_str();
@@ -83,8 +86,8 @@ class ProgressLine {
   void show(const std::string& label, const ArmProgress& p, size_t calls) {
     const auto text = [&] {
       std::array<char, 256> line{};
-      std::snprintf(line.data(), line.size(), "%s  %zu/%zu calls, %zu failed, TTFT mean %.0f ms, %d:%02d", label.c_str(), p.done, calls, p.failed,
-                    p.ttft_mean_ms, static_cast<int>(p.elapsed_s) / 60, static_cast<int>(p.elapsed_s) % 60);
+      std::snprintf(line.data(), line.size(), "%s  %zu/%zu calls, %zu failed, TTFT mean %.0f ms, %d:%02d", label.c_str(), p.done, calls,
+                    p.failed, p.ttft_mean_ms, static_cast<int>(p.elapsed_s) / 60, static_cast<int>(p.elapsed_s) % 60);
       return std::string(line.data());
     }();
     if (terminal_) {
@@ -120,7 +123,8 @@ class Replay {
       if (!arm) return tl::make_unexpected(arm.error());
       arms_.push_back(std::move(*arm));
     }
-    if (!options_.host_memory.empty() && !options_.capacity.empty()) return error(Code::kInvalidArgument, "--host-memory: give it or --capacity, not both");
+    if (!options_.host_memory.empty() && !options_.capacity.empty())
+      return error(Code::kInvalidArgument, "--host-memory: give it or --capacity, not both");
     if (options_.host_memory.empty() && options_.capacity.empty()) options_.capacity = {0.5};
     for (const double factor : options_.capacity) {
       if (factor <= 0) return error(Code::kInvalidArgument, "--capacity: a multiple of the peak live set must be above 0");
@@ -129,7 +133,8 @@ class Replay {
       if (auto s = writable(file); !s) return s;
     }
     if (options_.ctx_size == 0) {
-      const double most = static_cast<double>(options_.workload.max_context_tokens) * kContextMargin + 2.0 * static_cast<double>(options_.workload.max_reply_tokens);
+      const double most = static_cast<double>(options_.workload.max_context_tokens) * kContextMargin +
+                          2.0 * static_cast<double>(options_.workload.max_reply_tokens);
       options_.ctx_size = rounded_up(most, kContextRound);
     }
     device_given_ = options_.device_tokens > 0;
@@ -148,7 +153,8 @@ class Replay {
     if (auto s = write_reports(); !s) return s;
     if (!result) return result;
     for (const ArmReport& arm : report_.arms) {
-      if (arm.byte_mismatches > 0) return error(Code::kCorrupt, "arm " + arm.arm + ": reused blocks carried wrong bytes; no figure above counts");
+      if (arm.byte_mismatches > 0)
+        return error(Code::kCorrupt, "arm " + arm.arm + ": reused blocks carried wrong bytes; no figure above counts");
     }
     return {};
   }
@@ -178,9 +184,19 @@ class Replay {
   }
 
   std::vector<std::string> server_flags(const Capacity& capacity) const {
-    std::vector<std::string> flags{"--engine", options_.engine, "--ctx-size", std::to_string(options_.ctx_size), "--parallel",
-                                   std::to_string(options_.parallel), "--device-tokens", std::to_string(capacity.device_tokens),
-                                   "--host-memory", std::to_string(capacity.host_bytes), "--allow-forced-replies", "--log-level", "warn"};
+    std::vector<std::string> flags{"--engine",
+                                   options_.engine,
+                                   "--ctx-size",
+                                   std::to_string(options_.ctx_size),
+                                   "--parallel",
+                                   std::to_string(options_.parallel),
+                                   "--device-tokens",
+                                   std::to_string(capacity.device_tokens),
+                                   "--host-memory",
+                                   std::to_string(capacity.host_bytes),
+                                   "--allow-forced-replies",
+                                   "--log-level",
+                                   "warn"};
     if (!options_.model.empty()) flags.insert(flags.end(), {"--model", options_.model});
     std::istringstream more(options_.serve_args);
     for (std::string word; more >> word;) flags.push_back(word);
@@ -190,7 +206,8 @@ class Replay {
   /// Starts one server to learn the model's name, its bytes a token of text, and the bytes a token of KV.
   Status probe() {
     std::fprintf(stderr, "measuring tokens with %s ...\n", options_.model.empty() ? "the default model" : options_.model.c_str());
-    auto server = ReplayServer::start(executable_, server_flags({.factor = 0, .device_tokens = options_.device_tokens, .host_bytes = 0}), folder_.path());
+    auto server = ReplayServer::start(executable_, server_flags({.factor = 0, .device_tokens = options_.device_tokens, .host_bytes = 0}),
+                                      folder_.path());
     if (!server) return tl::make_unexpected(server.error());
     HttpClient client(server->endpoint());
     const std::string text = sample_text(workload_, std::min(kProbeBytes, static_cast<size_t>(options_.ctx_size)));
@@ -227,7 +244,8 @@ class Replay {
   }
 
   std::vector<Capacity> capacities() const {
-    if (options_.capacity.empty()) return {{.factor = 0, .device_tokens = options_.device_tokens, .host_bytes = parse_bytes(options_.host_memory).value_or(0)}};
+    if (options_.capacity.empty())
+      return {{.factor = 0, .device_tokens = options_.device_tokens, .host_bytes = parse_bytes(options_.host_memory).value_or(0)}};
     std::vector<Capacity> out;
     for (const double factor : options_.capacity) {
       const double total = factor * static_cast<double>(report_.estimated_peak_live_tokens);
@@ -271,8 +289,10 @@ class Replay {
       for (size_t k = 0; k < arms_.size() && result; ++k) {
         const size_t index = repeat % 2 == 0 ? k : arms_.size() - 1 - k;  // A B B A: drift of the machine hits every arm alike
         auto run = run_one(arms_[index], capacity, repeat);
-        if (run) runs[index].push_back(std::move(*run));
-        else result = tl::make_unexpected(run.error());
+        if (run)
+          runs[index].push_back(std::move(*run));
+        else
+          result = tl::make_unexpected(run.error());
       }
     }
     for (size_t k = 0; k < arms_.size(); ++k) {
@@ -287,8 +307,8 @@ class Replay {
     auto server = ReplayServer::start(executable_, flags, folder_.path());
     if (!server) return tl::make_unexpected(std::move(server.error()).with("arm " + arm.name));
     std::array<char, 96> label{};
-    std::snprintf(label.data(), label.size(), "[%s, device %lld + host %s, run %d/%d]", arm.name.c_str(), static_cast<long long>(capacity.device_tokens),
-                  format_bytes(capacity.host_bytes).c_str(), repeat + 1, options_.repeats);
+    std::snprintf(label.data(), label.size(), "[%s, device %lld + host %s, run %d/%d]", arm.name.c_str(),
+                  static_cast<long long>(capacity.device_tokens), format_bytes(capacity.host_bytes).c_str(), repeat + 1, options_.repeats);
     RunOptions run_options;
     run_options.on_progress = [&](const ArmProgress& p) { progress_.show(label.data(), p, workload_.calls()); };
     auto run = run_arm(workload_, arm, server->endpoint(), run_options);
@@ -340,7 +360,8 @@ int run_replay(const ReplayOptions& given) {
   ReplayOptions options = given;
   options.command = own_command();
   if (!options.host_memory.empty()) {
-    if (const auto bytes = parse_bytes(options.host_memory); !bytes) return fail({Code::kInvalidArgument, "--host-memory: " + bytes.error().message});
+    if (const auto bytes = parse_bytes(options.host_memory); !bytes)
+      return fail({Code::kInvalidArgument, "--host-memory: " + bytes.error().message});
   }
   std::error_code ec;
   const auto executable = std::filesystem::read_symlink("/proc/self/exe", ec);
@@ -359,7 +380,8 @@ Command add_replay(CLI::App& program) {
   CLI::App* swe = replay->add_subcommand("swe", "real SWE-bench Verified sessions, closed-loop users");
   replay->footer("Example:\n  kvtide replay swe --users 10 --arms off,infer,on --capacity 0.25,0.5,1 --html replay.html");
   swe->footer(
-      "Each arm gets a fresh server and the same memory. off: block LRU; infer: life cycle inferred, silent clients; on: clients tell pauses and ends;\n"
+      "Each arm gets a fresh server and the same memory. off: block LRU; infer: life cycle inferred, silent clients; on: clients tell "
+      "pauses and ends;\n"
       "wrong: hints that lie. Where no recorded sessions are found the workload is generated and calls itself synthetic.\n"
       "Examples:\n"
       "  kvtide replay swe --users 10 --arms off,infer,on --capacity 0.5 --repeats 3 --json swe.json --html swe.html\n"

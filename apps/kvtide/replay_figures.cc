@@ -197,7 +197,9 @@ std::string to_table(const ReplayReport& report) {
       out += format("\ncache %s: device %lld tokens, host %.0f MiB\n",
                     shown->factor > 0 ? format("%.2f x the peak live set", shown->factor).c_str() : "as given",
                     static_cast<long long>(shown->device_tokens), mib(shown->host_bytes));
-      out += "arm    TTFT mean  to off      p50      p95      p99 | E2E mean  to off      p95 |  hit   bound | peak MiB dev/host | failed  bad bytes\n";
+      out +=
+          "arm    TTFT mean  to off      p50      p95      p99 | E2E mean  to off      p95 |  hit   bound | peak MiB dev/host | failed  "
+          "bad bytes\n";
     }
     const ArmReport* off = report.baseline_of(arm);
     out += format("%-6s %7.0f ms %7s %7.0fms %7.0fms %7.0fms | %6.0fms %7s %7.0fms | %4.1f%%  %4.1f%% | %8.0f %8.0f | %3lld/%-5lld %4lld\n",

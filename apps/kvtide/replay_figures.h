@@ -24,7 +24,7 @@ double percentile(const std::vector<double>& sorted, double percent);
 Spread spread_of(std::vector<double> values);
 
 struct Capacity {
-  double factor = 0;          // of the peak live set; 0: given in bytes
+  double factor = 0;  // of the peak live set; 0: given in bytes
   int64_t device_tokens = 0;
   int64_t host_bytes = 0;
 };
@@ -35,7 +35,7 @@ struct ArmReport {
   std::string meaning;
   Capacity capacity;
   int64_t requests = 0, failed = 0;
-  std::map<std::string, int64_t> failures;    // reason -> count
+  std::map<std::string, int64_t> failures;  // reason -> count
   Spread ttft_ms, e2e_ms;
   double queue_mean_ms = 0;
   int64_t prompt_tokens = 0, device_tokens = 0, host_tokens = 0, recomputed_tokens = 0, compulsory_tokens = 0;
@@ -45,10 +45,10 @@ struct ArmReport {
   int64_t hints_sent = 0, hints_failed = 0;
   std::map<std::string, int64_t> hint_statuses;
   std::vector<double> ttft_mean_by_repeat_ms, e2e_mean_by_repeat_ms;
-  std::vector<double> ttft_samples_ms;        // sorted
-  std::vector<OccupancySample> occupancy;     // of the first repeat
+  std::vector<double> ttft_samples_ms;     // sorted
+  std::vector<OccupancySample> occupancy;  // of the first repeat
   double wall_s = 0;
-  Json server_stats;                          // of the last repeat
+  Json server_stats;  // of the last repeat
 
   int64_t reused_tokens() const { return device_tokens + host_tokens; }
   double hit_rate() const;
@@ -61,7 +61,7 @@ ArmReport summarise(const ArmSpec& arm, const Capacity& capacity, const std::vec
 struct ReplayReport {
   std::string workload, source;
   bool synthetic = false;
-  std::string machine;     // one line: CPU, cores, memory
+  std::string machine;  // one line: CPU, cores, memory
   std::string command;
   std::string model;
   uint64_t seed = 0;

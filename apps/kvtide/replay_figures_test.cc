@@ -86,11 +86,12 @@ TEST(ReplayJson, HasTheAgreedShape) {
   for (const char* key : {"machine", "seed", "arms"}) EXPECT_TRUE(j.contains(key)) << key;
   ASSERT_EQ(j["arms"].size(), 6u);
   for (const Json& a : j["arms"]) {
-    for (const char* key : {"arm", "capacity", "requests", "failed", "ttft_ms", "e2e_ms", "prompt_tokens", "reused_tokens", "recomputed_tokens",
-                            "compulsory_tokens", "peak_bytes", "byte_mismatches"}) {
+    for (const char* key : {"arm", "capacity", "requests", "failed", "ttft_ms", "e2e_ms", "prompt_tokens", "reused_tokens",
+                            "recomputed_tokens", "compulsory_tokens", "peak_bytes", "byte_mismatches"}) {
       EXPECT_TRUE(a.contains(key)) << key;
     }
-    for (const char* key : {"device_tokens", "host_bytes", "disk_bytes", "pool_bytes"}) EXPECT_TRUE(a["capacity"][key].is_number_integer()) << key;
+    for (const char* key : {"device_tokens", "host_bytes", "disk_bytes", "pool_bytes"})
+      EXPECT_TRUE(a["capacity"][key].is_number_integer()) << key;
     for (const char* figure : {"ttft_ms", "e2e_ms"}) {
       for (const char* key : {"mean", "p50", "p95", "p99"}) EXPECT_TRUE(a[figure][key].is_number()) << figure << key;
     }
@@ -103,7 +104,8 @@ TEST(ReplayJson, HasTheAgreedShape) {
 
 TEST(ReplayTable, HasEveryArmTheFailuresAndTheSpread) {
   const std::string table = to_table(report());
-  for (const char* word : {"off ", "infer ", "on ", "0.25 x", "1.00 x", "2/6", "seed 9", "0.52x", "spread over 2 repeats", "synthetic", "a <machine>"}) {
+  for (const char* word :
+       {"off ", "infer ", "on ", "0.25 x", "1.00 x", "2/6", "seed 9", "0.52x", "spread over 2 repeats", "synthetic", "a <machine>"}) {
     EXPECT_THAT(table, HasSubstr(word));
   }
 }
@@ -116,7 +118,8 @@ TEST(ReplayTable, WarnsAboutASingleRun) {
 
 TEST(ReplayHtml, IsOnePageWithEveryArmAndNothingFromElsewhere) {
   const std::string page = to_html(report());
-  for (const char* word : {"TTFT distribution", "Tier occupancy: device", "Tier occupancy: host", "The whole curve", ">off<", ">infer<", ">on<", "Synthetic"}) {
+  for (const char* word : {"TTFT distribution", "Tier occupancy: device", "Tier occupancy: host", "The whole curve", ">off<", ">infer<",
+                           ">on<", "Synthetic"}) {
     EXPECT_THAT(page, HasSubstr(word));
   }
   EXPECT_THAT(page, HasSubstr("a &lt;machine&gt;"));

@@ -59,7 +59,8 @@ std::string number(double v) { return format(std::abs(v) >= 100 || v == std::flo
 
 class Plot {
  public:
-  Plot(std::string title, std::string x_label, std::string y_label) : title_(std::move(title)), x_label_(std::move(x_label)), y_label_(std::move(y_label)) {}
+  Plot(std::string title, std::string x_label, std::string y_label)
+      : title_(std::move(title)), x_label_(std::move(x_label)), y_label_(std::move(y_label)) {}
 
   Plot& log_x() {
     log_x_ = true;
@@ -88,11 +89,12 @@ class Plot {
     out += format("<text x='%.0f' y='18' class='t'>", kLeft) + escaped(title_) + "</text>";
     const double step = tick_step(y1);
     for (double y = 0; y <= y1 * 1.05; y += step) {
-      out += format("<line x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f' class='g'/><text x='%.1f' y='%.1f' class='y'>%s</text>", kLeft, kWidth - kRight,
-                    py(y), py(y), kLeft - 6, py(y) + 4, number(y).c_str());
+      out += format("<line x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f' class='g'/><text x='%.1f' y='%.1f' class='y'>%s</text>", kLeft,
+                    kWidth - kRight, py(y), py(y), kLeft - 6, py(y) + 4, number(y).c_str());
     }
     for (const double x : x_ticks(x0, x1)) {
-      out += format("<text x='%.1f' y='%.1f' class='x'>%s</text>", px(x), kHeight - kBottom + 16, number(log_x_ ? std::pow(10, x) : x).c_str());
+      out += format("<text x='%.1f' y='%.1f' class='x'>%s</text>", px(x), kHeight - kBottom + 16,
+                    number(log_x_ ? std::pow(10, x) : x).c_str());
     }
     out += format("<text x='%.1f' y='%.1f' class='x'>", (kLeft + kWidth - kRight) / 2, kHeight - 8) + escaped(x_label_) + "</text>";
     out += format("<text transform='translate(14 %.0f) rotate(-90)' class='x'>", kHeight / 2) + escaped(y_label_) + "</text>";
@@ -138,13 +140,14 @@ std::string bars(const std::string& title, const std::vector<std::pair<std::stri
   double most = 0;
   for (const auto& [label, value] : values) most = std::max(most, value);
   const double height = kTop + static_cast<double>(values.size()) * (kBar + kGap) + 6;
-  std::string out = format("<svg viewBox='0 0 %.0f %.0f' role='img'><text x='8' y='18' class='t'>", kWidth, height) + escaped(title) + "</text>";
+  std::string out =
+      format("<svg viewBox='0 0 %.0f %.0f' role='img'><text x='8' y='18' class='t'>", kWidth, height) + escaped(title) + "</text>";
   double y = kTop;
   for (size_t i = 0; i < values.size(); ++i, y += kBar + kGap) {
     const double width = most == 0 ? 0 : values[i].second / most * (kWidth - kLabel - 110);
     out += format("<text x='%.0f' y='%.1f' class='y'>", kLabel - 8, y + 18) + escaped(values[i].first) + "</text>";
-    out += format("<rect x='%.0f' y='%.1f' width='%.1f' height='%.0f' fill='%s'/><text x='%.1f' y='%.1f' class='l'>%s %s</text>", kLabel, y, width, kBar,
-                  kColours[i % kColours.size()], kLabel + width + 6, y + 18, number(values[i].second).c_str(), unit);
+    out += format("<rect x='%.0f' y='%.1f' width='%.1f' height='%.0f' fill='%s'/><text x='%.1f' y='%.1f' class='l'>%s %s</text>", kLabel, y,
+                  width, kBar, kColours[i % kColours.size()], kLabel + width + 6, y + 18, number(values[i].second).c_str(), unit);
   }
   return out + "</svg>";
 }
@@ -158,14 +161,17 @@ class Arms {
     }
   }
   const std::vector<std::string>& names() const { return names_; }
-  size_t index(const std::string& name) const { return static_cast<size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin()); }
+  size_t index(const std::string& name) const {
+    return static_cast<size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
+  }
 
  private:
   std::vector<std::string> names_;
 };
 
 std::string capacity_text(const Capacity& c) {
-  const std::string sizes = format("device %lld tokens, host %.0f MiB", static_cast<long long>(c.device_tokens), static_cast<double>(c.host_bytes) / (1 << 20));
+  const std::string sizes =
+      format("device %lld tokens, host %.0f MiB", static_cast<long long>(c.device_tokens), static_cast<double>(c.host_bytes) / (1 << 20));
   return c.factor > 0 ? format("%.2f x the peak live set (", c.factor) + sizes + ")" : sizes;
 }
 
@@ -179,11 +185,11 @@ std::string table(const std::vector<const ArmReport*>& arms, const ReplayReport&
     const auto peak = [&](const char* tier) { return static_cast<double>(arm->peak_bytes.at(tier)) / (1 << 20); };
     out += "<tr><th title='" + escaped(arm->meaning) + "'>" + escaped(arm->arm);
     out += format("<td>%.0f ms<td>%s<td>%.0f<td>%.0f<td>%.0f<td>%.0f ms<td>%s<td>%.0f<td>%.1f %%<td>%.1f %%<td>%lld", arm->ttft_ms.mean,
-                  to_off(arm->ttft_ms.mean, off == nullptr ? 0 : off->ttft_ms.mean).c_str(), arm->ttft_ms.p50, arm->ttft_ms.p95, arm->ttft_ms.p99,
-                  arm->e2e_ms.mean, to_off(arm->e2e_ms.mean, off == nullptr ? 0 : off->e2e_ms.mean).c_str(), arm->e2e_ms.p95, 100 * arm->hit_rate(),
-                  100 * arm->hit_bound(), static_cast<long long>(arm->recomputed_tokens));
-    out += format("<td>%.0f MiB<td>%.0f MiB<td>%lld of %lld<td>%lld</tr>", peak("device"), peak("host"), static_cast<long long>(arm->failed),
-                  static_cast<long long>(arm->requests), static_cast<long long>(arm->byte_mismatches));
+                  to_off(arm->ttft_ms.mean, off == nullptr ? 0 : off->ttft_ms.mean).c_str(), arm->ttft_ms.p50, arm->ttft_ms.p95,
+                  arm->ttft_ms.p99, arm->e2e_ms.mean, to_off(arm->e2e_ms.mean, off == nullptr ? 0 : off->e2e_ms.mean).c_str(),
+                  arm->e2e_ms.p95, 100 * arm->hit_rate(), 100 * arm->hit_bound(), static_cast<long long>(arm->recomputed_tokens));
+    out += format("<td>%.0f MiB<td>%.0f MiB<td>%lld of %lld<td>%lld</tr>", peak("device"), peak("host"),
+                  static_cast<long long>(arm->failed), static_cast<long long>(arm->requests), static_cast<long long>(arm->byte_mismatches));
   }
   return out + "</table>";
 }
@@ -241,22 +247,27 @@ std::string sweep_section(const ReplayReport& report, const Arms& colours) {
 
 std::string to_html(const ReplayReport& report) {
   std::string out =
-      "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>kvtide replay</title><style>"
+      "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>kvtide "
+      "replay</title><style>"
       "body{font:15px/1.5 system-ui,sans-serif;max-width:1340px;margin:2em auto;padding:0 1em;color:#1c2024;background:#fff}"
-      "table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}td,th{padding:.3em .7em;text-align:right;border-bottom:1px solid #ddd}"
-      ".plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:1em;margin-top:1em}svg{width:100%;border:1px solid #e4e6e9}"
+      "table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}td,th{padding:.3em "
+      ".7em;text-align:right;border-bottom:1px solid #ddd}"
+      ".plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:1em;margin-top:1em}svg{width:100%;border:1px solid "
+      "#e4e6e9}"
       "svg text{font:12px system-ui,sans-serif;fill:#444}svg text.t{font-weight:600;font-size:14px;fill:#1c2024}svg text.y{text-anchor:end}"
       "svg text.x{text-anchor:middle}svg line.g{stroke:#eceef0}code{background:#f3f4f6;padding:.1em .3em}</style>";
   out += "<h1>kvtide replay: " + escaped(report.workload) + "</h1>";
   if (report.synthetic) out += "<p><b>Synthetic workload: generated sessions, not recorded ones.</b></p>";
   out += "<p>" + escaped(report.source) + ". " +
-         format("%d users, %zu sessions, %zu calls, %d repeat(s), prompts up to %lld tokens, replies up to %lld (forced: the server emits the recorded "
-                "reply), pauses x %g capped at %g s.",
-                report.users, report.sessions, report.calls, report.repeats, static_cast<long long>(report.max_context_tokens),
-                static_cast<long long>(report.max_reply_tokens), report.gap_scale, report.gap_cap_s) +
+         format(
+             "%d users, %zu sessions, %zu calls, %d repeat(s), prompts up to %lld tokens, replies up to %lld (forced: the server emits the "
+             "recorded "
+             "reply), pauses x %g capped at %g s.",
+             report.users, report.sessions, report.calls, report.repeats, static_cast<long long>(report.max_context_tokens),
+             static_cast<long long>(report.max_reply_tokens), report.gap_scale, report.gap_cap_s) +
          "</p>";
-  out += "<p>Machine: " + escaped(report.machine) + ". Model: " + escaped(report.model) + ". Seed " + std::to_string(report.seed) + ".<br><code>" +
-         escaped(report.command) + "</code></p>";
+  out += "<p>Machine: " + escaped(report.machine) + ". Model: " + escaped(report.model) + ". Seed " + std::to_string(report.seed) +
+         ".<br><code>" + escaped(report.command) + "</code></p>";
   const Arms colours(report);
   std::vector<std::vector<const ArmReport*>> by_capacity;
   for (const ArmReport& arm : report.arms) {
@@ -264,8 +275,10 @@ std::string to_html(const ReplayReport& report) {
       const Capacity& c = group.front()->capacity;
       return c.device_tokens == arm.capacity.device_tokens && c.host_bytes == arm.capacity.host_bytes;
     });
-    if (same == by_capacity.end()) by_capacity.push_back({&arm});
-    else same->push_back(&arm);
+    if (same == by_capacity.end())
+      by_capacity.push_back({&arm});
+    else
+      same->push_back(&arm);
   }
   if (by_capacity.size() > 1) out += sweep_section(report, colours);
   for (const auto& group : by_capacity) out += capacity_section(group, report, colours);

@@ -125,7 +125,14 @@ class User {
  public:
   User(size_t index, const Workload& workload, const ArmSpec& arm, const Endpoint& endpoint, const RunOptions& options, SteadyTime start,
        Board& board, Pause& pause)
-      : index_(index), workload_(workload), arm_(arm), options_(options), start_(start), board_(board), pause_(pause), chat_(endpoint),
+      : index_(index),
+        workload_(workload),
+        arm_(arm),
+        options_(options),
+        start_(start),
+        board_(board),
+        pause_(pause),
+        chat_(endpoint),
         admin_(endpoint) {}
 
   void play() {
@@ -165,8 +172,13 @@ class User {
   Json request_body(const ReplaySession& session, const Turn& turn, const Json& messages) const {
     // The reply is given, so this limit only has to be high enough: a token is rarely less than two bytes.
     const auto limit = static_cast<int64_t>(turn.reply.size() / 2 + 16);
-    Json body{{"model", "kvtide-replay"}, {"messages", messages},   {"stream", true}, {"stream_options", {{"include_usage", true}}},
-              {"temperature", 0},         {"max_tokens", limit}, {"kvtide_forced_reply", turn.reply}};
+    Json body{{"model", "kvtide-replay"},
+              {"messages", messages},
+              {"stream", true},
+              {"stream_options", {{"include_usage", true}}},
+              {"temperature", 0},
+              {"max_tokens", limit},
+              {"kvtide_forced_reply", turn.reply}};
     if (arm_.client != ClientHints::kNone) body["agent_hint"] = {{"session_id", session.name}, {"parent_session_id", session.name}};
     return body;
   }
@@ -270,7 +282,8 @@ bool take_chunk(const Json& chunk, CallResult& call) {
   bool text = false;
   for (const Json& choice : list_of(member(chunk, "choices"), "choices")) {
     const Json& delta = member(choice, "delta");
-    text |= !text_of(delta, "content").empty() || !text_of(delta, "reasoning_content").empty() || !list_of(member(delta, "tool_calls"), "").empty();
+    text |= !text_of(delta, "content").empty() || !text_of(delta, "reasoning_content").empty() ||
+            !list_of(member(delta, "tool_calls"), "").empty();
     if (auto reason = text_of(choice, "finish_reason"); !reason.empty()) call.finish_reason = std::move(reason);
   }
   if (const Json& usage = member(chunk, "usage"); usage.is_object()) {

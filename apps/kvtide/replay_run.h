@@ -21,9 +21,9 @@ namespace kvtide::app {
 enum class ClientHints { kNone, kTrue, kWrong };
 
 struct ArmSpec {
-  std::string name;      // off, infer, on, wrong
-  std::string meaning;   // for reports
-  std::string policy;    // of the server
+  std::string name;     // off, infer, on, wrong
+  std::string meaning;  // for reports
+  std::string policy;   // of the server
   bool server_hints = false;
   ClientHints client = ClientHints::kNone;
 };
@@ -33,10 +33,10 @@ base::Result<ArmSpec> find_arm(std::string_view name);
 
 struct CallResult {
   size_t user = 0, session = 0, turn = 0;
-  double start_s = 0;            // since the run began
+  double start_s = 0;  // since the run began
   double ttft_ms = 0, e2e_ms = 0;
   bool failed = false;
-  std::string why;               // of a failure
+  std::string why;  // of a failure
   std::string finish_reason;
   int64_t prompt_tokens = 0, completion_tokens = 0;
   int64_t device_tokens = 0, host_tokens = 0;  // reused, by tier
@@ -61,14 +61,14 @@ struct OccupancySample {
 struct ArmRun {
   std::string arm;
   std::vector<CallResult> calls;
-  std::vector<TierFigure> tiers;            // at the end, with peaks
-  std::vector<OccupancySample> occupancy;   // once a second
+  std::vector<TierFigure> tiers;           // at the end, with peaks
+  std::vector<OccupancySample> occupancy;  // once a second
   int64_t byte_mismatches = 0;
-  int64_t peak_live_tokens = 0;             // measured: contexts alive at once, by usage
+  int64_t peak_live_tokens = 0;  // measured: contexts alive at once, by usage
   int64_t hints_sent = 0, hints_failed = 0;
   std::map<std::string, int64_t> hint_statuses;
   double wall_s = 0;
-  Json server_stats;                        // as the server gave them
+  Json server_stats;  // as the server gave them
 };
 
 struct ArmProgress {
@@ -79,8 +79,8 @@ struct ArmProgress {
 
 struct RunOptions {
   std::chrono::milliseconds silence_timeout = std::chrono::minutes(10);
-  double prefetch_lead_s = 1.0;     // a prefetch is sent this long before the next request ...
-  double prefetch_gap_min_s = 2.0;  // ... in pauses longer than this
+  double prefetch_lead_s = 1.0;                         // a prefetch is sent this long before the next request ...
+  double prefetch_gap_min_s = 2.0;                      // ... in pauses longer than this
   std::function<void(const ArmProgress&)> on_progress;  // about once a second, from the calling thread
 };
 

@@ -17,7 +17,9 @@ using testing::HasSubstr;
 using testing::Not;
 
 /// Two users, three short sessions, pauses of a few milliseconds.
-Workload tiny() { return synthetic_workload({.users = 2, .sessions = 3, .max_context_tokens = 3000, .gap_scale = 0.001, .gap_cap_s = 0.01, .seed = 2}, {}); }
+Workload tiny() {
+  return synthetic_workload({.users = 2, .sessions = 3, .max_context_tokens = 3000, .gap_scale = 0.001, .gap_cap_s = 0.01, .seed = 2}, {});
+}
 
 ArmRun play(const char* arm, const ScriptedServer& server, const Workload& workload) {
   auto run = run_arm(workload, *find_arm(arm), {"127.0.0.1", server.port(), ""}, {});

@@ -34,7 +34,8 @@ base::Result<ReplayServer> ReplayServer::start(const std::filesystem::path& exec
     }
     // Waiting on the child itself: a server that fails to start is seen at once.
     if (const auto status = server.child_.wait(kLookEvery)) {
-      return error(Code::kUnavailable, "the server ended with status " + std::to_string(*status) + " before it listened:\n" + last_lines(log, 8));
+      return error(Code::kUnavailable,
+                   "the server ended with status " + std::to_string(*status) + " before it listened:\n" + last_lines(log, 8));
     }
     if (std::chrono::steady_clock::now() > deadline) {
       return error(Code::kDeadlineExceeded, "the server did not listen within three minutes:\n" + last_lines(log, 8));

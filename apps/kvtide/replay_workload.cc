@@ -32,7 +32,8 @@ void deal(Workload& workload, const WorkloadOptions& options) {
   workload.queues.assign(static_cast<size_t>(options.users), {});
   for (size_t i = 0; i < workload.sessions.size(); ++i) workload.queues[i % workload.queues.size()].push_back(i);
   Random random(options.seed ^ 0x57a7ULL);
-  for (int u = 0; u < options.users; ++u) workload.start_s.push_back(random.unit() * std::min(kStartSpreadS, kStartSpreadS * options.gap_scale));
+  for (int u = 0; u < options.users; ++u)
+    workload.start_s.push_back(random.unit() * std::min(kStartSpreadS, kStartSpreadS * options.gap_scale));
 }
 
 size_t wanted_sessions(const WorkloadOptions& options) {
@@ -101,7 +102,8 @@ std::optional<ReplaySession> cut_session(std::string name, const std::vector<Mes
   return session;
 }
 
-base::Result<std::optional<fs::path>> find_trajectories(const std::string& data_dir, const std::string& env_dir, const fs::path& executable) {
+base::Result<std::optional<fs::path>> find_trajectories(const std::string& data_dir, const std::string& env_dir,
+                                                        const fs::path& executable) {
   for (const auto& [dir, who] : {std::pair{data_dir, "--data"}, std::pair{env_dir, "KVTIDE_DATA"}}) {
     if (dir.empty()) continue;
     if (auto file = trajectories_in(dir); !file.empty()) return file;
@@ -146,7 +148,9 @@ base::Result<std::vector<std::string>> read_zstd_lines(const fs::path& file) {
 }
 
 base::Result<Trajectory> parse_trajectory(const std::string& line, size_t line_number) {
-  const auto bad = [&](const char* why) { return error(Code::kCorrupt, "trajectory file, line " + std::to_string(line_number) + ": " + why); };
+  const auto bad = [&](const char* why) {
+    return error(Code::kCorrupt, "trajectory file, line " + std::to_string(line_number) + ": " + why);
+  };
   const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return bad("not a JSON object");
   const auto messages = parsed.find("messages");
@@ -171,14 +175,19 @@ base::Result<Workload> load_workload(const fs::path& file, const WorkloadOptions
   Random shuffle(options.seed);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[shuffle.below(i)]);
 
-  Workload out{.name = "swe", .source = "SWE-bench Verified, recorded sessions of mini-swe-agent", .synthetic = false, .sessions = {},
-               .queues = {}, .start_s = {}};
+  Workload out{.name = "swe",
+               .source = "SWE-bench Verified, recorded sessions of mini-swe-agent",
+               .synthetic = false,
+               .sessions = {},
+               .queues = {},
+               .start_s = {}};
   for (const size_t index : order) {
     if (out.sessions.size() >= wanted_sessions(options)) break;
     auto trajectory = parse_trajectory((*lines)[index], index + 1);
     if (!trajectory) return tl::make_unexpected(trajectory.error());
     Random random(options.seed * 0x9e3779b97f4a7c15ULL + index);  // its own stream: pauses do not depend on how many were asked for
-    if (auto session = cut_session(trajectory->name, trajectory->messages, options, scale, random)) out.sessions.push_back(std::move(*session));
+    if (auto session = cut_session(trajectory->name, trajectory->messages, options, scale, random))
+      out.sessions.push_back(std::move(*session));
   }
   if (out.sessions.empty()) {
     return error(Code::kInvalidArgument, "--max-context: no session has two calls within " + std::to_string(options.max_context_tokens) +
@@ -243,16 +252,22 @@ std::string sample_text(const Workload& workload, size_t bytes) {
 }
 
 Workload synthetic_workload(const WorkloadOptions& options, const TokenScale& scale) {
-  static constexpr const char* kWords[] = {"parser", "cache",  "queryset", "matrix", "node",   "figure", "token", "schema", "loader", "field",
-                                           "signal", "render", "session",  "index",  "filter", "model",  "axis",  "stream", "config", "buffer"};
+  static constexpr const char* kWords[] = {"parser", "cache",  "queryset", "matrix", "node",   "figure",  "token",
+                                           "schema", "loader", "field",    "signal", "render", "session", "index",
+                                           "filter", "model",  "axis",     "stream", "config", "buffer"};
   static constexpr const char* kVerbs[] = {"grep -rn", "sed -n '1,80p'", "python3 -m pytest -q", "cat", "git diff --", "ls -la"};
   const auto word = [&](Random& r) { return std::string(kWords[r.below(std::size(kWords))]); };
   const auto code_line = [&](Random& r) {
     const std::string a = word(r), b = word(r);
-    return "    def " + a + "_" + b + std::to_string(r.below(1000)) + "(self, " + word(r) + "=None):  # " + word(r) + " -> " + word(r) + "\n";
+    return "    def " + a + "_" + b + std::to_string(r.below(1000)) + "(self, " + word(r) + "=None):  # " + word(r) + " -> " + word(r) +
+           "\n";
   };
-  Workload out{.name = "swe (synthetic)", .source = "synthetic: generated sessions of the same shape, no recorded data", .synthetic = true,
-               .sessions = {}, .queues = {}, .start_s = {}};
+  Workload out{.name = "swe (synthetic)",
+               .source = "synthetic: generated sessions of the same shape, no recorded data",
+               .synthetic = true,
+               .sessions = {},
+               .queues = {},
+               .start_s = {}};
   Message system{"system",
                  "You are an agent that fixes bugs in a repository. Each reply holds one THOUGHT and one bash block with one command. "
                  "You see its output before you go on. When the tests pass, submit the change."};
@@ -265,8 +280,8 @@ Workload synthetic_workload(const WorkloadOptions& options, const TokenScale& sc
     // As many calls as fill any context asked for; cut_session() stops where it is full.
     for (int64_t bytes = 0; bytes < static_cast<int64_t>(static_cast<double>(options.max_context_tokens) * scale.bytes_per_token * 1.5);) {
       const std::string file = word(random) + "/" + word(random) + ".py";
-      std::string reply = "THOUGHT: I will look at the " + word(random) + " in " + file + " because the " + word(random) + " depends on it.\n\n```bash\n" +
-                          kVerbs[random.below(std::size(kVerbs))] + " " + file + "\n```";
+      std::string reply = "THOUGHT: I will look at the " + word(random) + " in " + file + " because the " + word(random) +
+                          " depends on it.\n\n```bash\n" + kVerbs[random.below(std::size(kVerbs))] + " " + file + "\n```";
       std::string observation = "<returncode>0</returncode>\n<output>\n";
       // Log-uniform sizes: most outputs are a few lines, some are pages.
       for (auto n = static_cast<int64_t>(log_uniform(1, 60, random)); n > 0; --n) observation += code_line(random);
@@ -275,7 +290,8 @@ Workload synthetic_workload(const WorkloadOptions& options, const TokenScale& sc
       messages.push_back({"assistant", std::move(reply)});
       messages.push_back({"user", std::move(observation)});
     }
-    if (auto session = cut_session("synthetic-" + std::to_string(i), messages, options, scale, random)) out.sessions.push_back(std::move(*session));
+    if (auto session = cut_session("synthetic-" + std::to_string(i), messages, options, scale, random))
+      out.sessions.push_back(std::move(*session));
   }
   deal(out, options);
   return out;

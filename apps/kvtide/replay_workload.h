@@ -25,31 +25,31 @@ struct Message {
 
 /// One model call's reply and what comes before the next call.
 struct Turn {
-  std::string reply;                // recorded, cut to max_reply_tokens
-  std::vector<Message> following;   // tool observations; the next prompt is this prompt + reply + these
-  double gap_s = 0;                 // pause before the next call
-  double told_gap_s = 0;            // the client's estimate of it
-  int64_t prompt_tokens = 0;        // estimated, of this call's prompt
+  std::string reply;               // recorded, cut to max_reply_tokens
+  std::vector<Message> following;  // tool observations; the next prompt is this prompt + reply + these
+  double gap_s = 0;                // pause before the next call
+  double told_gap_s = 0;           // the client's estimate of it
+  int64_t prompt_tokens = 0;       // estimated, of this call's prompt
 };
 
 struct ReplaySession {
   std::string name;
-  std::string tool;                 // whose result the pauses wait for
-  std::vector<Message> opening;     // system prompt and task
-  std::vector<Turn> turns;          // at least one
+  std::string tool;              // whose result the pauses wait for
+  std::vector<Message> opening;  // system prompt and task
+  std::vector<Turn> turns;       // at least one
 };
 
 /// Tokens of a text, estimated. `bytes_per_token` is measured against the served model before a run.
 struct TokenScale {
   double bytes_per_token = 3.3;
-  int64_t per_message = 5;          // what a chat template adds
+  int64_t per_message = 5;  // what a chat template adds
   int64_t text(size_t bytes) const { return static_cast<int64_t>(static_cast<double>(bytes) / bytes_per_token) + 1; }
   int64_t message(size_t bytes) const { return text(bytes) + per_message; }
 };
 
 struct WorkloadOptions {
   int users = 10;
-  int sessions = 0;                 // in all; 0: three a user
+  int sessions = 0;  // in all; 0: three a user
   int64_t max_context_tokens = 4096;
   int64_t max_reply_tokens = 128;
   double gap_scale = 1.0;
@@ -58,8 +58,8 @@ struct WorkloadOptions {
 };
 
 struct Workload {
-  std::string name;                 // "swe" or "swe (synthetic)"
-  std::string source;               // one line for reports
+  std::string name;    // "swe" or "swe (synthetic)"
+  std::string source;  // one line for reports
   bool synthetic = false;
   std::vector<ReplaySession> sessions;
   std::vector<std::vector<size_t>> queues;  // per user: indexes into sessions, played in order

@@ -114,7 +114,8 @@ TEST(Sessions, CutRepliesMakeTheNextPromptShorterToo) {
 
 TEST(Sessions, PausesAreScaledAndCapped) {
   base::Random random(1);
-  const auto session = cut_session("s", trajectory(100), {.max_context_tokens = 1 << 20, .gap_scale = 0.5, .gap_cap_s = 3}, kByteTokens, random);
+  const auto session =
+      cut_session("s", trajectory(100), {.max_context_tokens = 1 << 20, .gap_scale = 0.5, .gap_cap_s = 3}, kByteTokens, random);
   base::Random same(1);
   for (size_t i = 0; i + 1 < session->turns.size(); ++i) {
     const double gap = std::min(draw_gap_s(same) * 0.5, 3.0);

@@ -1,11 +1,12 @@
 #include "apps/kvtide/serve_options.h"
 
+#include <toml++/toml.h>
+
 #include <algorithm>
 #include <cctype>
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <toml++/toml.h>
 #include <utility>
 
 #include "apps/kvtide/sizes.h"
@@ -75,14 +76,14 @@ ApiKey parse_api_key(const std::string& text) {
   if (equals == std::string::npos || equals == 0 || equals > kTenantBytesMax || text.find_first_not_of('=', equals) == std::string::npos) {
     return {"default", text};
   }
-  const bool plain = std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals), [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
-  });
+  const bool plain = std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals),
+                                 [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; });
   return plain ? ApiKey{text.substr(0, equals), text.substr(equals + 1)} : ApiKey{"default", text};
 }
 
 ServeArguments::ServeArguments(CLI::App& app) : app_(app) {
-  app_.add_option("--config", config_file_, "TOML file with any of these flags, names without the dashes in front; flags win")->type_name("FILE");
+  app_.add_option("--config", config_file_, "TOML file with any of these flags, names without the dashes in front; flags win")
+      ->type_name("FILE");
   add_model_flags();
   add_network_flags();
   add_engine_flags();
@@ -92,14 +93,17 @@ ServeArguments::ServeArguments(CLI::App& app) : app_(app) {
 
 void ServeArguments::add_model_flags() {
   const auto add = [this](const char* name, auto& target, const char* help) { return app_.add_option(name, target, help)->group("Model"); };
-  add("--model", options_.model, "a GGUF file, or a name that `kvtide model list` shows; default: the default model")->type_name("PATH|NAME");
+  add("--model", options_.model, "a GGUF file, or a name that `kvtide model list` shows; default: the default model")
+      ->type_name("PATH|NAME");
   add("--alias", options_.alias, "the model name that clients see")->type_name("NAME");
   app_.add_flag("--strict-model", options_.strict_model, "refuse requests for a model of another name")->group("Model");
   add("--engine", options_.engine, "what computes")->check(one_of({"llamacpp", "fake"}))->capture_default_str();
 }
 
 void ServeArguments::add_network_flags() {
-  const auto add = [this](const char* name, auto& target, const char* help) { return app_.add_option(name, target, help)->group("Network"); };
+  const auto add = [this](const char* name, auto& target, const char* help) {
+    return app_.add_option(name, target, help)->group("Network");
+  };
   add("--host", options_.host, "address to listen on")->capture_default_str()->type_name("ADDRESS");
   add("--port", options_.port, "port to listen on; 0: any free one")->capture_default_str();
   add("--port-file", options_.port_file, "write the port here once the server listens")->type_name("FILE");
@@ -130,27 +134,39 @@ void ServeArguments::add_engine_flags() {
 void ServeArguments::add_cache_flags() {
   const auto add = [this](const char* name, auto& target, const char* help) { return app_.add_option(name, target, help)->group("Cache"); };
   add("--device-tokens", options_.device_tokens, "KV cells on the device in all; 0: ctx-size x parallel")->check(at_least(0));
-  add("--layout", options_.layout, "one pool of cells, or one lane a request")->check(one_of({"auto", "unified", "lanes"}))->capture_default_str();
+  add("--layout", options_.layout, "one pool of cells, or one lane a request")
+      ->check(one_of({"auto", "unified", "lanes"}))
+      ->capture_default_str();
   add("--block-tokens", options_.block_tokens, "tokens of a block, the unit of sharing")->check(at_least(1))->capture_default_str();
   add("--host-memory", options_.host_memory_bytes, "host memory for idle sessions, such as 512M or 4G; 0: none (default 1G)")
       ->transform(as_bytes())
       ->type_name("BYTES");
   add("--policy", options_.policy, "what is forgotten first")->check(one_of({"lru", "affinity"}))->capture_default_str();
   add("--hints", hints_, "use what clients tell about their sessions")->check(one_of({"on", "off"}))->capture_default_str();
-  add("--copy-budget-ms", options_.copy_budget_ms, "time for host copies in a turn while someone decodes")->check(at_least(0))->capture_default_str();
+  add("--copy-budget-ms", options_.copy_budget_ms, "time for host copies in a turn while someone decodes")
+      ->check(at_least(0))
+      ->capture_default_str();
 }
 
 void ServeArguments::add_limit_flags() {
-  const auto add = [this](const char* name, auto& target, const char* help) { return app_.add_option(name, target, help)->group("Limits"); };
+  const auto add = [this](const char* name, auto& target, const char* help) {
+    return app_.add_option(name, target, help)->group("Limits");
+  };
   add("--max-queue", options_.max_queue, "requests that may wait; above it the answer is 429")->check(at_least(1))->capture_default_str();
-  add("--max-body", options_.max_body_bytes, "largest request body (default 64M)")->transform(as_bytes())->check(at_least(1024))->type_name("BYTES");
+  add("--max-body", options_.max_body_bytes, "largest request body (default 64M)")
+      ->transform(as_bytes())
+      ->check(at_least(1024))
+      ->type_name("BYTES");
   add("--max-connections", options_.max_connections, "open connections")->check(at_least(1))->capture_default_str();
   add("--max-sessions", options_.max_sessions, "sessions remembered")->check(at_least(1))->capture_default_str();
-  add("--drain-timeout", options_.drain_timeout_s, "seconds that running requests get at the end")->check(at_least(0))->capture_default_str();
+  add("--drain-timeout", options_.drain_timeout_s, "seconds that running requests get at the end")
+      ->check(at_least(0))
+      ->capture_default_str();
   add("--log-level", options_.log_level, "what is logged")
       ->check(one_of({"trace", "debug", "info", "warn", "error", "off"}))
       ->capture_default_str();
-  app_.add_flag("--allow-forced-replies", options_.allow_forced_replies, "accept kvtide_forced_reply in requests: for tests and replay only")
+  app_.add_flag("--allow-forced-replies", options_.allow_forced_replies,
+                "accept kvtide_forced_reply in requests: for tests and replay only")
       ->group("Limits");
 }
 
@@ -170,7 +186,8 @@ base::Status ServeArguments::apply_config() {
   for (const auto& [key, node] : table) {
     const std::string name(key.str());
     CLI::Option* option = app_.get_option_no_throw("--" + name);
-    if (option == nullptr || name == "config" || name == "help") return bad(key.source(), "unknown key '" + name + "'; `kvtide serve --help` lists them");
+    if (option == nullptr || name == "config" || name == "help")
+      return bad(key.source(), "unknown key '" + name + "'; `kvtide serve --help` lists them");
     if (option->count() > 0) continue;  // the command line said it
     const bool on_off = name == "hints" || name == "flash-attn";
     std::vector<std::string> values;
@@ -223,7 +240,8 @@ base::Result<ServeOptions> ServeArguments::finish() {
   options_.hints = hints_ == "on";
   const auto bad = [](const char* what) { return error(Code::kInvalidArgument, what); };
   if (options_.ubatch_size > options_.batch_size) return bad("--ubatch-size: must not be above --batch-size");
-  if (options_.ctx_size > 0 && options_.ctx_size < options_.block_tokens) return bad("--ctx-size: must hold one block (--block-tokens) at least");
+  if (options_.ctx_size > 0 && options_.ctx_size < options_.block_tokens)
+    return bad("--ctx-size: must hold one block (--block-tokens) at least");
   if (options_.device_tokens > 0 && options_.ctx_size > options_.device_tokens) {
     return bad("--device-tokens: must be at least --ctx-size, so that one request fits");
   }

@@ -21,30 +21,30 @@ struct ApiKey {
 
 struct ServeOptions {
   // What is served
-  std::string model;              // a path or a catalogue name; empty: the default model
-  std::string alias;              // the name clients see; empty: the model's own
-  bool strict_model = false;      // refuse other names
+  std::string model;          // a path or a catalogue name; empty: the default model
+  std::string alias;          // the name clients see; empty: the model's own
+  bool strict_model = false;  // refuse other names
   std::string engine = "llamacpp";
 
   // Where, and to whom
   std::string host = "127.0.0.1";
-  uint16_t port = 8080;           // 0: any free one
-  std::string port_file;          // the chosen port is written here once the server listens; empty: nowhere
-  std::vector<ApiKey> api_keys;   // of --api-key and --api-key-file; empty: no key is asked for
+  uint16_t port = 8080;          // 0: any free one
+  std::string port_file;         // the chosen port is written here once the server listens; empty: nowhere
+  std::vector<ApiKey> api_keys;  // of --api-key and --api-key-file; empty: no key is asked for
   std::string admin_key;
 
   // How the engine runs. 0 or empty where it says auto: the engine decides
-  int32_t threads = 0;            // auto
-  int32_t threads_batch = 0;      // auto: as threads
-  int32_t gpu_layers = -1;        // auto
+  int32_t threads = 0;        // auto
+  int32_t threads_batch = 0;  // auto: as threads
+  int32_t gpu_layers = -1;    // auto
   std::string flash_attn = "auto";
   std::string cache_type_k = "f16";
   std::string cache_type_v = "f16";
   int32_t batch_size = 2048;
   int32_t ubatch_size = 512;
-  int32_t ctx_size = 0;           // auto: the model's, within what memory allows
+  int32_t ctx_size = 0;  // auto: the model's, within what memory allows
   int32_t parallel = 4;
-  int64_t device_tokens = 0;      // auto: ctx_size x parallel
+  int64_t device_tokens = 0;  // auto: ctx_size x parallel
   std::string layout = "auto";
 
   // The cache

@@ -45,12 +45,72 @@ TEST(ServeOptions, DefaultsListenOnLoopbackWithoutKeys) {
 }
 
 TEST(ServeOptions, EveryFlagOfTheListIsTaken) {
-  const auto o = parse_serve_options(
-      {"--model", "m.gguf", "--host", "0.0.0.0", "--port", "0", "--port-file", "p", "--api-key", "a=K1", "--api-key", "K2", "--admin-key", "A", "--strict-model",
-       "--alias", "x", "--engine", "fake", "--threads", "3", "--threads-batch", "4", "--gpu-layers", "7", "--flash-attn", "off", "--cache-type-k", "q8_0",
-       "--cache-type-v", "q4_0", "--batch-size", "512", "--ubatch-size", "128", "--ctx-size", "2048", "--parallel", "2", "--device-tokens", "8192", "--layout",
-       "lanes", "--block-tokens", "32", "--host-memory", "4G", "--policy", "lru", "--hints", "off", "--max-queue", "9", "--max-body", "8M", "--max-connections",
-       "10", "--max-sessions", "11", "--drain-timeout", "1.5", "--copy-budget-ms", "0.5", "--log-level", "warn", "--allow-forced-replies"});
+  const auto o = parse_serve_options({"--model",
+                                      "m.gguf",
+                                      "--host",
+                                      "0.0.0.0",
+                                      "--port",
+                                      "0",
+                                      "--port-file",
+                                      "p",
+                                      "--api-key",
+                                      "a=K1",
+                                      "--api-key",
+                                      "K2",
+                                      "--admin-key",
+                                      "A",
+                                      "--strict-model",
+                                      "--alias",
+                                      "x",
+                                      "--engine",
+                                      "fake",
+                                      "--threads",
+                                      "3",
+                                      "--threads-batch",
+                                      "4",
+                                      "--gpu-layers",
+                                      "7",
+                                      "--flash-attn",
+                                      "off",
+                                      "--cache-type-k",
+                                      "q8_0",
+                                      "--cache-type-v",
+                                      "q4_0",
+                                      "--batch-size",
+                                      "512",
+                                      "--ubatch-size",
+                                      "128",
+                                      "--ctx-size",
+                                      "2048",
+                                      "--parallel",
+                                      "2",
+                                      "--device-tokens",
+                                      "8192",
+                                      "--layout",
+                                      "lanes",
+                                      "--block-tokens",
+                                      "32",
+                                      "--host-memory",
+                                      "4G",
+                                      "--policy",
+                                      "lru",
+                                      "--hints",
+                                      "off",
+                                      "--max-queue",
+                                      "9",
+                                      "--max-body",
+                                      "8M",
+                                      "--max-connections",
+                                      "10",
+                                      "--max-sessions",
+                                      "11",
+                                      "--drain-timeout",
+                                      "1.5",
+                                      "--copy-budget-ms",
+                                      "0.5",
+                                      "--log-level",
+                                      "warn",
+                                      "--allow-forced-replies"});
   ASSERT_TRUE(o) << o.error().message;
   EXPECT_EQ(o->model, "m.gguf");
   EXPECT_EQ(o->port, 0);
@@ -84,7 +144,9 @@ TEST(ServeOptions, ErrorsNameTheFlagAndWhatIsGood) {
 }
 
 TEST(ServeConfig, FillsWhatFlagsLeaveOpen) {
-  const File file("c.toml", "port = 9000\nhost-memory = \"2G\"\nhints = false\npolicy = \"lru\"\nstrict-model = true\napi-key = [\"a=K\", \"L\"]\ndrain-timeout = 2.5\n");
+  const File file("c.toml",
+                  "port = 9000\nhost-memory = \"2G\"\nhints = false\npolicy = \"lru\"\nstrict-model = true\napi-key = [\"a=K\", "
+                  "\"L\"]\ndrain-timeout = 2.5\n");
   const auto o = parse_serve_options({"--config", file.path(), "--policy", "affinity"});
   ASSERT_TRUE(o) << o.error().message;
   EXPECT_EQ(o->port, 9000);

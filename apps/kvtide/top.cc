@@ -31,7 +31,8 @@ struct TopOptions {
 
 base::Result<TopSnapshot> take_snapshot(HttpClient& client, const std::string& url) {
   TopSnapshot out{.url = url, .at_s = 0, .tiers = {}, .stats = {}, .sessions = {}};
-  for (const auto& [target, into] : {std::pair{"/kv/v1/tiers", &out.tiers}, {"/kv/v1/stats", &out.stats}, {"/kv/v1/sessions?limit=200", &out.sessions}}) {
+  for (const auto& [target, into] :
+       {std::pair{"/kv/v1/tiers", &out.tiers}, {"/kv/v1/stats", &out.stats}, {"/kv/v1/sessions?limit=200", &out.sessions}}) {
     auto reply = client.get(target, kTimeout);
     if (!reply) return tl::make_unexpected(reply.error());
     if (!reply->ok()) return base::error(base::Code::kUnavailable, std::string(target) + ": " + reply->problem());

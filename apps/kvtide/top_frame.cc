@@ -40,7 +40,8 @@ std::string bar(double share) {
 
 double tokens_per_second(const TopSnapshot& now, const TopSnapshot& before, const char* key) {
   if (now.at_s <= before.at_s) return 0;
-  return static_cast<double>(int_of(member(now.stats, "tokens"), key) - int_of(member(before.stats, "tokens"), key)) / (now.at_s - before.at_s);
+  return static_cast<double>(int_of(member(now.stats, "tokens"), key) - int_of(member(before.stats, "tokens"), key)) /
+         (now.at_s - before.at_s);
 }
 
 std::string duration(double seconds) {
@@ -55,13 +56,14 @@ std::string request_lines(const TopSnapshot& now, const TopSnapshot* before) {
   const Json& tokens = member(now.stats, "tokens");
   const int64_t device = int_of(tokens, "reused_device"), host = int_of(tokens, "reused_host"), prompt = int_of(tokens, "prompt");
   const auto count = [&requests](const char* key) { return static_cast<long long>(int_of(requests, key)); };
-  std::string out = format("requests  running %lld  waiting %lld  done %lld  failed %lld  cancelled %lld  refused %lld\n", count("running"), count("waiting"),
-                           count("total"), count("failed"), count("cancelled"), count("rejected"));
+  std::string out = format("requests  running %lld  waiting %lld  done %lld  failed %lld  cancelled %lld  refused %lld\n", count("running"),
+                           count("waiting"), count("total"), count("failed"), count("cancelled"), count("rejected"));
   out += format("tokens    hit rate %.1f %% (device %lld, host %lld of %lld)",
-                prompt == 0 ? 0.0 : 100.0 * static_cast<double>(device + host) / static_cast<double>(prompt), static_cast<long long>(device),
-                static_cast<long long>(host), static_cast<long long>(prompt));
+                prompt == 0 ? 0.0 : 100.0 * static_cast<double>(device + host) / static_cast<double>(prompt),
+                static_cast<long long>(device), static_cast<long long>(host), static_cast<long long>(prompt));
   if (before != nullptr) {
-    out += format("  prompts %.0f/s  replies %.0f/s", tokens_per_second(now, *before, "recomputed"), tokens_per_second(now, *before, "generated"));
+    out += format("  prompts %.0f/s  replies %.0f/s", tokens_per_second(now, *before, "recomputed"),
+                  tokens_per_second(now, *before, "generated"));
   }
   return out + "\n";
 }
@@ -71,9 +73,10 @@ std::string tier_lines(const TopSnapshot& now) {
   for (const Json& tier : list_of(now.tiers, "tiers")) {
     const int64_t budget = int_of(tier, "budget_bytes"), used = int_of(tier, "used_bytes");
     const double share = budget == 0 ? 0 : static_cast<double>(used) / static_cast<double>(budget);
-    out += format("%-9s %s %5.1f %%  %s of %s, peak %s, %lld blocks, %lld leases\n", plain(text_of(tier, "name"), 9).c_str(), bar(share).c_str(), 100 * share,
-                  format_bytes(used).c_str(), format_bytes(budget).c_str(), format_bytes(int_of(tier, "peak_bytes")).c_str(),
-                  static_cast<long long>(int_of(tier, "blocks")), static_cast<long long>(int_of(tier, "leases")));
+    out += format("%-9s %s %5.1f %%  %s of %s, peak %s, %lld blocks, %lld leases\n", plain(text_of(tier, "name"), 9).c_str(),
+                  bar(share).c_str(), 100 * share, format_bytes(used).c_str(), format_bytes(budget).c_str(),
+                  format_bytes(int_of(tier, "peak_bytes")).c_str(), static_cast<long long>(int_of(tier, "blocks")),
+                  static_cast<long long>(int_of(tier, "leases")));
   }
   return out;
 }
@@ -82,8 +85,10 @@ std::string cut_to_width(const std::string& frame, size_t width) {
   std::string out;
   size_t column = 0;
   for (const char c : frame) {
-    if (c == '\n') column = 0;
-    else if (++column > width) continue;
+    if (c == '\n')
+      column = 0;
+    else if (++column > width)
+      continue;
     out += c;
   }
   return out;
@@ -92,17 +97,18 @@ std::string cut_to_width(const std::string& frame, size_t width) {
 }  // namespace
 
 std::string session_table(const Json& sessions, size_t rows) {
-  std::string out = format("%-*s %-13s %6s %8s %8s %8s %8s %10s\n", static_cast<int>(kIdWidth), "session", "state", "turns", "tokens", "device", "host", "idle",
-                           "next use");
+  std::string out = format("%-*s %-13s %6s %8s %8s %8s %8s %10s\n", static_cast<int>(kIdWidth), "session", "state", "turns", "tokens",
+                           "device", "host", "idle", "next use");
   for (const Json& s : sessions) {
     if (rows-- == 0) break;
     const Json& next = member(s, "predicted_next_use_s");
     std::string id = text_of(s, "session_id");
     if (const Json& derived = member(s, "derived"); derived.is_boolean() && derived.get<bool>()) id = "~" + id;
     out += format("%-*s %-13s %6lld %8lld %8lld %8lld %8s %10s\n", static_cast<int>(kIdWidth), plain(id, kIdWidth).c_str(),
-                  plain(text_of(s, "state"), 13).c_str(), static_cast<long long>(int_of(s, "turns")), static_cast<long long>(int_of(s, "prompt_tokens")),
-                  static_cast<long long>(int_of(member(s, "blocks"), "device")), static_cast<long long>(int_of(member(s, "blocks"), "host")),
-                  duration(number_of(s, "idle_s")).c_str(), next.is_number() ? duration(next.get<double>()).c_str() : "-");
+                  plain(text_of(s, "state"), 13).c_str(), static_cast<long long>(int_of(s, "turns")),
+                  static_cast<long long>(int_of(s, "prompt_tokens")), static_cast<long long>(int_of(member(s, "blocks"), "device")),
+                  static_cast<long long>(int_of(member(s, "blocks"), "host")), duration(number_of(s, "idle_s")).c_str(),
+                  next.is_number() ? duration(next.get<double>()).c_str() : "-");
   }
   return out;
 }

@@ -12,7 +12,7 @@ namespace kvtide::app {
 
 struct TopSnapshot {
   std::string url;
-  double at_s = 0;     // any steady clock
+  double at_s = 0;  // any steady clock
   Json tiers, stats, sessions;
 };
 

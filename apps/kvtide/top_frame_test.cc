@@ -13,7 +13,8 @@ TopSnapshot snapshot(double at_s, int generated) {
   TopSnapshot s;
   s.url = "http://127.0.0.1:8080";
   s.at_s = at_s;
-  s.tiers = Json::parse(R"({"tiers":[{"name":"device","budget_bytes":1048576,"used_bytes":524288,"peak_bytes":1048576,"blocks":8,"leases":1}]})");
+  s.tiers =
+      Json::parse(R"({"tiers":[{"name":"device","budget_bytes":1048576,"used_bytes":524288,"peak_bytes":1048576,"blocks":8,"leases":1}]})");
   s.stats = Json::parse(R"({"requests":{"running":2,"waiting":3},"tokens":{"prompt":1000,"reused_device":300,"reused_host":200}})");
   s.stats["tokens"]["generated"] = generated;
   s.sessions = Json::parse(R"({"total":2,"sessions":[
@@ -25,8 +26,8 @@ TopSnapshot snapshot(double at_s, int generated) {
 
 TEST(TopFrame, ShowsTiersRequestsAndSessions) {
   const std::string frame = top_frame(snapshot(10, 500), nullptr, 160, 10);
-  for (const char* word : {"[###############...............]", "50.0 %", "512.0 KiB of 1.0 MiB", "running 2", "waiting 3", "hit rate 50.0 %", "coder", "waiting_tool",
-                           " 60 ", "4.2s", "1.5s", "15m"}) {
+  for (const char* word : {"[###############...............]", "50.0 %", "512.0 KiB of 1.0 MiB", "running 2", "waiting 3",
+                           "hit rate 50.0 %", "coder", "waiting_tool", " 60 ", "4.2s", "1.5s", "15m"}) {
     EXPECT_THAT(frame, HasSubstr(word));
   }
 }

@@ -89,7 +89,7 @@ class OneServer(unittest.TestCase):
                 return read_stream(self.chat(messages, tools=[WEATHER], stream=True, stream_options={"include_usage": True},
                                              max_tokens=96, extra_body=hint, **fields))
 
-        _, calls, finish, usages = turn(tool_choice="required")
+        _, calls, finish, usages = turn(tool_choice="required", parallel_tool_calls=False)
         self.assertEqual(finish, "tool_calls")
         self.assertEqual([call["name"] for call in calls][:1], ["get_temperature"])
         self.assertIn(json.loads(calls[0]["arguments"])["city"], ["Paris", "Oslo"])

@@ -18,7 +18,8 @@ namespace {
 using Json = nlohmann::json;
 
 std::string http(int status, const std::string& type, const std::string& body) {
-  return "HTTP/1.1 " + std::to_string(status) + " X\r\nContent-Type: " + type + "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+  return "HTTP/1.1 " + std::to_string(status) + " X\r\nContent-Type: " + type + "\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\n\r\n" + body;
 }
 
 size_t content_length(std::string head) {
@@ -130,14 +131,17 @@ std::string ScriptedServer::answer(const Request& request) {
   if (request.target == "/v1/chat/completions") return chat(body);
   if (request.target == "/kv/v1/hints") {
     Json receipts = Json::array();
-    for (const Json& hint : body["hints"]) receipts.push_back({{"verb", hint["verb"]}, {"session_id", hint["session_id"]}, {"status", "applied"}});
+    for (const Json& hint : body["hints"])
+      receipts.push_back({{"verb", hint["verb"]}, {"session_id", hint["session_id"]}, {"status", "applied"}});
     return http(200, "application/json", Json{{"receipts", receipts}}.dump());
   }
   if (request.target == "/kv/v1/tiers") {
-    return http(200, "application/json",
-                R"({"tiers":[{"name":"device","budget_bytes":1000,"used_bytes":400,"peak_bytes":900},{"name":"host","budget_bytes":2000,"used_bytes":1,"peak_bytes":50}]})");
+    return http(
+        200, "application/json",
+        R"({"tiers":[{"name":"device","budget_bytes":1000,"used_bytes":400,"peak_bytes":900},{"name":"host","budget_bytes":2000,"used_bytes":1,"peak_bytes":50}]})");
   }
-  if (request.target == "/kv/v1/capabilities") return http(200, "application/json", R"({"engine":{"block_tokens":64,"block_bytes":65536}})");
+  if (request.target == "/kv/v1/capabilities")
+    return http(200, "application/json", R"({"engine":{"block_tokens":64,"block_bytes":65536}})");
   if (request.target == "/kv/v1/stats") return http(200, "application/json", R"({"byte_mismatches":0,"prompt_tokens":10})");
   return http(404, "application/json", R"({"error":{"message":"no such page"}})");
 }

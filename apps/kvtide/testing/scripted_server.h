@@ -30,9 +30,9 @@ class ScriptedServer {
   int connections() const { return connections_; }
 
   // What it does differently from now on.
-  std::atomic<int> fail_every{0};           // every n-th chat request answers 429
-  std::atomic<bool> no_finish{false};       // streams end without a finish reason
-  std::atomic<bool> hang_up_after{false};   // every connection is closed after one answer, without saying so
+  std::atomic<int> fail_every{0};          // every n-th chat request answers 429
+  std::atomic<bool> no_finish{false};      // streams end without a finish reason
+  std::atomic<bool> hang_up_after{false};  // every connection is closed after one answer, without saying so
 
  private:
   struct Request {
