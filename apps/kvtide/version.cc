@@ -1,8 +1,8 @@
 #include <cstdio>
 
 #include "apps/kvtide/commands.h"
-#if KVTIDE_HAS_ENGINE_VERSION
-#include "apps/kvtide/engine_version.h"
+#if KVTIDE_HAS_LLAMACPP
+#include "engine/llamacpp/llamacpp.h"
 #endif
 
 namespace kvtide::app {
@@ -12,10 +12,8 @@ Command add_version(CLI::App& program) {
   app->footer("Example:\n  kvtide version");
   return {app, [] {
             std::printf("kvtide %s\n", KVTIDE_VERSION);
-#if KVTIDE_HAS_ENGINE_VERSION
-            std::printf("engine: %s\n", engine_version().c_str());
-#elif defined(KVTIDE_LLAMA_VERSION)
-            std::printf("engine: llama.cpp %s\n", KVTIDE_LLAMA_VERSION);
+#if KVTIDE_HAS_LLAMACPP
+            std::printf("engine: llama.cpp %s\n", engine::llamacpp_version().c_str());
 #else
             std::printf("engine: fake\n");
 #endif

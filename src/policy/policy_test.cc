@@ -3,7 +3,7 @@
 #include <map>
 
 #include "base/random.h"
-#include "policy/gap_estimator.h"
+#include "policy/gap_histogram.h"
 #include "policy/victim_queue.h"
 
 namespace kvtide::policy {
@@ -150,13 +150,23 @@ TEST(CostModel, LoadsUnlessMeasurementSaysRecomputingIsFaster) {
   EXPECT_FALSE(costs.load_is_faster(1 << 20, 64, 0));
 }
 
-TEST(GapEstimator, IsTheGeometricMeanAndALongPauseIsExpectedToLastLonger) {
-  GapEstimator gap;
+TEST(GapHistogram, ExpectsALongPauseToLastLongerAndLearnsWhatIsUsual) {
+  GapHistogram gap(GapHistogram::Prior::kTool);
+  EXPECT_LT(gap.remaining_s(0), 2);
+  EXPECT_GT(gap.remaining_s(60), 60);
+  for (int i = 0; i < 100; ++i) gap.note(40);
+  EXPECT_NEAR(gap.remaining_s(0), 45, 15);
+  EXPECT_LT(gap.remaining_s(30), 30);
+}
+
+TEST(GapHistogram, KnowsThatPeopleTakeLongerThanTools) {
+  EXPECT_GT(GapHistogram(GapHistogram::Prior::kUser).remaining_s(0), 20 * GapHistogram(GapHistogram::Prior::kTool).remaining_s(0));
+}
+
+TEST(GapHistogram, BeyondEverythingSeenItExpectsAsLongAgain) {
+  GapHistogram gap;
   gap.note(1);
-  gap.note(100);
-  EXPECT_NEAR(gap.typical_s(), 10, 0.01);
-  EXPECT_DOUBLE_EQ(GapEstimator::remaining_s(10, 4), 6);
-  EXPECT_DOUBLE_EQ(GapEstimator::remaining_s(10, 300), 300);
+  EXPECT_DOUBLE_EQ(gap.remaining_s(5000), 5000);
 }
 
 }  // namespace

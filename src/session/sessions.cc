@@ -7,11 +7,10 @@
 namespace kvtide::session {
 namespace {
 
-constexpr double kToolGapPriorS = 2;      // half of tool pauses end within 0.3 s, few last minutes (TraceLab; reference/workloads.md §5)
-constexpr double kUserGapPriorS = 60;     // people answer after a minute or more (same source)
 constexpr double kRetainBoost = 4;        // what `retain` is worth: bounded, never a pin
 constexpr double kIdleAfterS = 300;       // silence after which a waiting session is shown as idle
-constexpr size_t kToolGapsMax = 4096;
+constexpr size_t kGapsMax = 4096;         // tenants, and tools over all tenants, whose pauses are learned
+constexpr int kToolSamplesMin = 8;        // before a tool's own histogram is trusted
 
 std::string joined(std::string_view tenant, std::string_view name) {
   std::string key;
@@ -141,8 +140,11 @@ void Sessions::begin_turn(BranchId id, TimeNs now_ns) {
   Session& session = at(b.session);
   if (b.running == 0 && b.wait != Wait::kNone) {
     const double gap_s = seconds(now_ns - b.waiting_since_ns);
-    (b.wait == Wait::kTool ? session.tool_gap : session.user_gap).note(gap_s);
-    if (b.wait == Wait::kTool && !b.tool.empty() && (tool_gaps_.size() < kToolGapsMax || tool_gaps_.contains(joined(session.tenant, b.tool)))) {
+    if (tenant_gaps_.size() < kGapsMax || tenant_gaps_.contains(session.tenant)) {
+      TenantGaps& gaps = tenant_gaps_[session.tenant];
+      (b.wait == Wait::kTool ? gaps.tool : gaps.user).note(gap_s);
+    }
+    if (b.wait == Wait::kTool && !b.tool.empty() && (tool_gaps_.size() < kGapsMax || tool_gaps_.contains(joined(session.tenant, b.tool)))) {
       tool_gaps_[joined(session.tenant, b.tool)].note(gap_s);
     }
   }
@@ -175,14 +177,16 @@ void Sessions::pause(BranchId id, const std::string& tool, std::optional<base::D
   b.expected_ns = expected_ns ? now_ns + std::max<base::DurationNs>(*expected_ns, base::kMillisecond) : 0;
 }
 
-double Sessions::typical_gap_s(const Session& session, const Branch& b) const {
-  const policy::GapEstimator& own = b.wait == Wait::kTool ? session.tool_gap : session.user_gap;
+// The most specific histogram with enough samples.
+const policy::GapHistogram& Sessions::gaps_of(const Session& session, const Branch& b) const {
+  static const TenantGaps kUnknown;
   if (b.wait == Wait::kTool && !b.tool.empty()) {
     const auto it = tool_gaps_.find(joined(session.tenant, b.tool));
-    if (it != tool_gaps_.end() && it->second.samples() >= 2) return it->second.typical_s();
+    if (it != tool_gaps_.end() && it->second.samples() >= kToolSamplesMin) return it->second;
   }
-  if (own.samples() >= 2) return own.typical_s();
-  return b.wait == Wait::kTool ? kToolGapPriorS : kUserGapPriorS;
+  const auto it = tenant_gaps_.find(session.tenant);
+  const TenantGaps& gaps = it == tenant_gaps_.end() ? kUnknown : it->second;
+  return b.wait == Wait::kTool ? gaps.tool : gaps.user;
 }
 
 policy::Forecast Sessions::forecast(BranchId id, TimeNs now_ns) const {
@@ -196,7 +200,7 @@ policy::Forecast Sessions::forecast(BranchId id, TimeNs now_ns) const {
     // Once the announced time has passed, the pause is expected to last as long again as it is late.
     f.wait_s = std::max(0.05, std::abs(seconds(b.expected_ns - now_ns)));
   } else {
-    f.wait_s = policy::GapEstimator::remaining_s(typical_gap_s(session, b), seconds(now_ns - b.waiting_since_ns));
+    f.wait_s = gaps_of(session, b).remaining_s(seconds(now_ns - b.waiting_since_ns));
   }
   return f;
 }

@@ -2,7 +2,8 @@
 //
 // A session is one agent conversation under a client's name, or one found by lineage alone (derived). Its branches are continuations
 // that differ: sub-agents under one id, edits, retries. Lifecycle moves by facts (hints) and, without them, by what every server sees:
-// finish reason, tool names, prompts that extend or replace a frontier, silence.
+// finish reason, tool names, prompts that extend or replace a frontier, silence. Pauses are learned per tenant and per tool: one session's
+// few pauses say less about its next one than the distribution of all.
 //
 // Threading: confined to the loop. Never blocks. Bounded: sessions_max sessions, branches_max branches each.
 #pragma once
@@ -15,7 +16,7 @@
 #include <vector>
 
 #include "policy/eviction_policy.h"
-#include "policy/gap_estimator.h"
+#include "policy/gap_histogram.h"
 #include "session/types.h"
 
 namespace kvtide::session {
@@ -57,8 +58,6 @@ struct Session {
   TimeNs retain_until_ns = 0;
   std::vector<BranchId> branches;
   std::vector<DeferredAction> deferred;
-  policy::GapEstimator tool_gap;
-  policy::GapEstimator user_gap;
   int64_t prompt_tokens_total = 0;
   int64_t reused_tokens_total = 0;
   int32_t prompt_tokens = 0;     // of the newest prompt
@@ -115,7 +114,11 @@ class Sessions final : public policy::Forecasts {
   }
 
  private:
-  double typical_gap_s(const Session& session, const Branch& branch) const;
+  struct TenantGaps {
+    policy::GapHistogram tool{policy::GapHistogram::Prior::kTool};
+    policy::GapHistogram user{policy::GapHistogram::Prior::kUser};
+  };
+  const policy::GapHistogram& gaps_of(const Session& session, const Branch& branch) const;
 
   const int32_t sessions_max_;
   const int32_t branches_max_;
@@ -124,7 +127,8 @@ class Sessions final : public policy::Forecasts {
   std::vector<uint32_t> free_sessions_;
   std::vector<uint32_t> free_branches_;
   std::unordered_map<std::string, SessionId> by_name_;  // tenant, NUL, name
-  std::unordered_map<std::string, policy::GapEstimator> tool_gaps_;  // tenant, NUL, tool
+  std::unordered_map<std::string, TenantGaps> tenant_gaps_;
+  std::unordered_map<std::string, policy::GapHistogram> tool_gaps_;  // tenant, NUL, tool; bounded
   int32_t live_ = 0;
 };
 

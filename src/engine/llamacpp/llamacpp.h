@@ -51,6 +51,9 @@ struct LoadedModel {
 /// (the KV cache does not fit into memory). Every message is one line and says what to change.
 base::Result<LoadedModel> load(const LlamaCppOptions& options);
 
+/// The version of the llama.cpp that this build links.
+std::string llamacpp_version();
+
 /// Writes the model of file `from` to file `to` with Q8_0 weights, which CPUs run about twice as fast as Q4_1. Takes seconds for a small model.
 /// Errors: kInternal (unreadable, disk full); `to` is then as it was.
 base::Status requantize_q8_0(const std::string& from, const std::string& to);

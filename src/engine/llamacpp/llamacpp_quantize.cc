@@ -7,6 +7,8 @@
 
 namespace kvtide::engine {
 
+std::string llamacpp_version() { return llama_version(); }
+
 base::Status requantize_q8_0(const std::string& from, const std::string& to) {
   llama_backend_init();
   llama_model_quantize_params params = llama_model_quantize_default_params();
