@@ -143,7 +143,6 @@ void play(serving::Service& service, const Options& options, const app::ReplaySe
     const std::string content = parsed ? parsed->content : reply.text;
     std::string raw;
     for (const Token token : reply.tokens) raw += service.text_model().piece(token, true);
-    if (reply.ended && !reply.tokens.empty() && service.text_model().is_end(reply.tokens.back())) raw.clear();
     counts.rewritten += raw == content ? 0 : 1;
     chat.messages.push_back({.role = "assistant", .content = content});
     for (const app::Message& m : session.turns[static_cast<size_t>(turn)].following) say(m);

@@ -69,7 +69,7 @@ Command add_hint(CLI::App& program) {
       "  kvtide hint pause coder-7 --tool pytest --expected-ms 8000     # it waits for a tool\n"
       "  kvtide hint prefetch coder-7 --deadline-ms 500                 # its next request comes in half a second\n"
       "  kvtide hint offload coder-7                                    # it leaves the device, and stays in host memory\n"
-      "  kvtide hint evict coder-7 --target messages --start 2 --end 6");
+      "  kvtide hint pause coder-7 --tool pytest --expected-ms 30000");
   const auto o = std::make_shared<HintOptions>();
   app->add_option("verb", o->verb, "offload, prefetch, evict, retain, end, pause or resume")
       ->required()

@@ -26,6 +26,8 @@ struct Model {
   std::unique_ptr<engine::TextModel> text;
 };
 
+bool is_chatty(const ServeOptions& options) { return options.log_level == "info" || options.log_level == "debug"; }
+
 base::Result<Model> load_fake(const ServeOptions& options) {
   engine::FakeEngineConfig config;
   config.seq_tokens_max = options.ctx_size > 0 ? options.ctx_size : 4096;
@@ -56,7 +58,8 @@ base::Result<Model> load_llamacpp(const ServeOptions& options) {
   o.layout = options.layout == "unified" ? engine::LayoutChoice::kUnified : options.layout == "lanes" ? engine::LayoutChoice::kLanes : engine::LayoutChoice::kAuto;
   o.block_tokens = options.block_tokens;
   o.log = [](engine::LogLevel, std::string_view line) { std::fprintf(stderr, "llama.cpp: %.*s\n", static_cast<int>(line.size()), line.data()); };
-  std::fprintf(stderr, "kvtide: loading %s\n", o.model_path.c_str());
+  o.log_level = options.log_level == "error" ? engine::LogLevel::kError : options.log_level == "debug" ? engine::LogLevel::kInfo : engine::LogLevel::kWarning;
+  if (is_chatty(options)) std::fprintf(stderr, "kvtide: loading %s\n", o.model_path.c_str());
   auto loaded = engine::load(o);
   if (!loaded) return tl::make_unexpected(std::move(loaded.error()));
   return Model{std::move(loaded->engine), std::move(loaded->text)};
@@ -88,6 +91,8 @@ server::ServerOptions server_options(const ServeOptions& options) {
   o.hints = options.hints;
   return o;
 }
+
+bool is_loopback(const std::string& host) { return host.starts_with("127.") || host == "localhost" || host == "::1"; }
 
 // Written whole under another name, then renamed: who waits for the file never reads half of it.
 base::Status write_port_file(const std::string& path, uint16_t port) {
@@ -142,7 +147,11 @@ base::Status serve(const ServeOptions& options) {
   if (!options.port_file.empty()) {
     if (auto written = write_port_file(options.port_file, (*http)->port()); !written) return written;
   }
-  print_ready(options, info, (*http)->port());
+  if (!is_loopback(options.host) && options.api_keys.empty()) {
+    std::fprintf(stderr, "kvtide: warning: --host %s is reachable from other machines and no --api-key is set: anybody may use and administer this server\n",
+                 options.host.c_str());
+  }
+  if (is_chatty(options)) print_ready(options, info, (*http)->port());
 
   int signal = 0;
   sigwait(&signals, &signal);

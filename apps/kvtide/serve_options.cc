@@ -162,8 +162,8 @@ void ServeArguments::add_limit_flags() {
   add("--drain-timeout", options_.drain_timeout_s, "seconds that running requests get at the end")
       ->check(at_least(0))
       ->capture_default_str();
-  add("--log-level", options_.log_level, "what is logged")
-      ->check(one_of({"trace", "debug", "info", "warn", "error", "off"}))
+  add("--log-level", options_.log_level, "what is logged: debug adds the engine's own lines, warn leaves out ours")
+      ->check(one_of({"debug", "info", "warn", "error"}))
       ->capture_default_str();
   app_.add_flag("--allow-forced-replies", options_.allow_forced_replies,
                 "accept kvtide_forced_reply in requests: for tests and replay only")

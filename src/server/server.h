@@ -44,7 +44,7 @@ struct ServerOptions {
   std::string policy_name;
   bool hints = true;
   std::vector<std::string> dialects{"seed", "rfc52113", "headers", "native"};
-  std::vector<std::string> verbs{"offload", "prefetch", "evict", "end"};
+  std::vector<std::string> verbs{"offload", "prefetch", "evict", "end", "retain", "pause", "resume"};
 };
 
 class Server {

@@ -60,7 +60,7 @@ CopyExecutor::Loaded CopyExecutor::copy_in(const Decision& d) {
   for (session::SlotId slot : d.slots) {
     auto ticket = host_->prepare_load(slot);
     if (!ticket) {
-      loaded.failed = true;
+      loaded.fault = session::LoadFault::kCorrupt;
       break;
     }
     buffers.push_back(ticket->bytes);
@@ -70,7 +70,7 @@ CopyExecutor::Loaded CopyExecutor::copy_in(const Decision& d) {
     if (engine_.import_blocks(d.seq, d.begin, buffers).has_value()) {
       loaded.blocks = static_cast<int32_t>(buffers.size());
     } else {
-      loaded.failed = true;
+      loaded.fault = session::LoadFault::kRefused;
     }
   }
   loaded.took_ns = clock_.now() - begin_ns;

@@ -23,7 +23,7 @@ class CopyExecutor {
 
   struct Loaded {
     int32_t blocks = 0;     // that the copy-in asked for and that arrived
-    bool failed = false;    // a block was bad, or the engine refused: the rest did not arrive
+    session::LoadFault fault = session::LoadFault::kNone;  // why the rest did not arrive
     int64_t took_ns = 0;
   };
   /// Runs every pending decision, in order, until none is left. The result is that of the last copy-in, if there was one.

@@ -14,10 +14,16 @@ constexpr size_t kReceiptsPerTenant = 4096;
 constexpr base::DurationNs kTickNs = base::kSecond;
 constexpr base::DurationNs kPassedOverMaxNs = 5 * base::kSecond;  // after this the oldest waiting request is passed over no more
 constexpr std::chrono::milliseconds kIdleWait{100};
+constexpr size_t kInboxForRequests = kInboxCalls / 2;        // room that hints and questions never take: they cannot keep requests out
+
+// The longest one sequence can be: where few cells are, the device is the limit.
+int32_t length_max(const engine::EngineInfo& info) {
+  return static_cast<int32_t>(std::min<int64_t>(info.seq_tokens_max, info.device_tokens));
+}
 
 session::SamConfig sam_config(const engine::EngineInfo& info, const tier::Tier* host, const LoopOptions& options) {
   session::SamConfig config;
-  config.device = {info.layout == engine::Layout::kLanes, info.seqs, info.block_tokens, info.device_tokens, info.seq_tokens_max, info.reuse};
+  config.device = {info.layout == engine::Layout::kLanes, info.seqs, info.block_tokens, info.device_tokens, length_max(info), info.reuse};
   config.host_blocks = host == nullptr ? 0 : host->stats().slots;
   config.block_bytes = info.block_bytes;
   config.policy = options.policy;
@@ -55,8 +61,8 @@ void Loop::stop(std::chrono::milliseconds deadline) {
   if (!thread_.joinable()) return;
   stopping_ = true;
   const base::TimeNs end_ns = clock_.now() + std::chrono::duration_cast<std::chrono::nanoseconds>(deadline).count();
-  // The loop looks at the deadline itself: this thread only waits for it to end.
-  (void)inbox_.try_push([this, end_ns] { stop_at_ns_ = end_ns; });
+  // The loop looks at the deadline itself: this thread only waits for it to end. A full inbox is drained within a turn and refuses newcomers.
+  while (!inbox_.try_push([this, end_ns] { stop_at_ns_ = end_ns; })) std::this_thread::yield();
   thread_.request_stop();
   thread_.join();
 }
@@ -65,22 +71,27 @@ std::vector<Token> Loop::tokenize_prompt(const std::string& tenant, const std::s
 
 base::Status Loop::post(Call call) {
   if (stopping_) return base::error(base::Code::kUnavailable, "the server is stopping");
-  if (!inbox_.try_push(std::move(call))) return base::error(base::Code::kResourceExhausted, "too many calls are under way");
+  if (inbox_.size() >= kInboxCalls - kInboxForRequests || !inbox_.try_push(std::move(call))) return base::error(base::Code::kResourceExhausted, "too many calls are under way");
   return {};
 }
 
 base::Result<RequestId> Loop::submit(GenerateRequest request, std::shared_ptr<Sink> sink) {
   const engine::EngineInfo& info = engine_->info();
   if (request.prompt.empty()) return base::error(base::Code::kInvalidArgument, "the prompt has no token");
-  if (static_cast<int32_t>(request.prompt.size()) >= info.seq_tokens_max) {
+  if (request.prompt.size() >= static_cast<size_t>(length_max(info))) {
     return base::error(base::Code::kInvalidArgument, "the prompt has " + std::to_string(request.prompt.size()) + " tokens; this server takes at most " +
-                                                         std::to_string(info.seq_tokens_max - 1) + " (--ctx-size)");
+                                                         std::to_string(length_max(info) - 1) + " (--ctx-size)");
   }
   for (Token token : request.prompt) {
     if (token < 0 || token >= info.vocab_tokens) return base::error(base::Code::kInvalidArgument, "prompt: token " + std::to_string(token) + " is not in the vocabulary");
   }
+  for (Token token : request.forced_reply) {
+    if (token < 0 || token >= info.vocab_tokens) return base::error(base::Code::kInvalidArgument, "forced_reply: token " + std::to_string(token) + " is not in the vocabulary");
+  }
+  if (stopping_) return base::error(base::Code::kUnavailable, "the server is stopping");
   if (waiting_.fetch_add(1) >= options_.queue_max) {
     waiting_.fetch_sub(1);
+    rejected_.fetch_add(1);
     return base::error(base::Code::kResourceExhausted, "too many requests wait (--max-queue " + std::to_string(options_.queue_max) + ")");
   }
   const RequestId id(next_id_.fetch_add(1));
@@ -88,12 +99,13 @@ base::Result<RequestId> Loop::submit(GenerateRequest request, std::shared_ptr<Si
   std::vector<index::BlockKey> keys;
   if (info.reuse) keys = index::chain_keys(root, request.prompt, info.block_tokens);
   auto boxed = std::make_shared<GenerateRequest>(std::move(request));  // std::function copies; the request is moved out once
-  const base::Status sent = post([this, id, boxed, sink = std::move(sink), keys = std::move(keys), root]() mutable {
+  const bool sent = inbox_.try_push([this, id, boxed, sink = std::move(sink), keys = std::move(keys), root]() mutable {
     accept(id, std::move(*boxed), std::move(sink), std::move(keys), root);
   });
   if (!sent) {
     waiting_.fetch_sub(1);
-    return tl::make_unexpected(sent.error());
+    if (stopping_) return base::error(base::Code::kUnavailable, "the server is stopping");
+    return base::error(base::Code::kResourceExhausted, "too many calls are under way");
   }
   return id;
 }
@@ -110,6 +122,7 @@ void Loop::run(std::stop_token stop) {
   while (true) {
     const bool worked = turn();
     if (stop.stop_requested()) {
+      drain_inbox(false);  // the deadline came before the request to stop
       if (actives_.empty() || clock_.now() >= stop_at_ns_) break;
     }
     drain_inbox(!worked && !stop.stop_requested());
@@ -122,13 +135,14 @@ void Loop::run(std::stop_token stop) {
 }
 
 void Loop::drain_inbox(bool wait) {
-  std::vector<Call> calls = wait ? inbox_.wait_and_drain(kIdleWait) : inbox_.drain();
-  for (Call& call : calls) call();
+  // Cancels are taken before the calls: the submit that a cancel belongs to is then among these calls or was accepted before.
   std::vector<RequestId> cancels;
   {
     std::lock_guard lock(cancels_mutex_);
     cancels.swap(cancels_);
   }
+  std::vector<Call> calls = wait && cancels.empty() ? inbox_.wait_and_drain(kIdleWait) : inbox_.drain();
+  for (Call& call : calls) call();
   for (RequestId id : cancels) {
     const auto it = actives_.find(id);
     if (it == actives_.end()) continue;
@@ -168,7 +182,7 @@ void Loop::accept(RequestId id, GenerateRequest request, std::shared_ptr<Sink> s
   a.arrived_ns = clock_.now();
   a.prompt_tokens = static_cast<int32_t>(request.prompt.size());
   a.text = ReplyText(request.stops);
-  const int32_t room = engine_->info().seq_tokens_max - a.prompt_tokens;
+  const int32_t room = length_max(engine_->info()) - a.prompt_tokens;
   if (request.max_tokens < 0 || request.max_tokens > room) request.max_tokens = room;
   ++totals_.requests_total;
   auto sampler = engine_->make_sampler(request.sampling);
@@ -189,7 +203,7 @@ void Loop::accept(RequestId id, GenerateRequest request, std::shared_ptr<Sink> s
   arrival.tokens = request.prompt;
   arrival.keys = std::move(keys);
   arrival.max_new_tokens = request.max_tokens;
-  arrival.tools = request.prior_tools;
+  arrival.prior_tools = request.prior_tools;
   {
     const CoreTimer timer(*this);
     sam_->arrive(std::move(arrival), a.arrived_ns);
@@ -257,7 +271,7 @@ bool Loop::load_some(Active& a, int32_t blocks_max) {
   const CopyExecutor::Loaded loaded = copies_.run();
   const CoreTimer timer(*this);
   a.load_ns += loaded.took_ns;
-  sam_->loaded(a.id, loaded.blocks, loaded.failed, clock_.now());
+  sam_->loaded(a.id, loaded.blocks, loaded.fault, clock_.now());
   return true;
 }
 
@@ -271,7 +285,7 @@ bool Loop::pump_prefetch(int32_t blocks_max) {
   }
   const CopyExecutor::Loaded loaded = copies_.run();
   const CoreTimer timer(*this);
-  sam_->prefetch_loaded(loaded.blocks, loaded.failed, clock_.now());
+  sam_->prefetch_loaded(loaded.blocks, loaded.fault, clock_.now());
   return true;
 }
 

@@ -36,7 +36,8 @@ struct LoopOptions {
   int32_t queue_max = 256;             // requests that wait
   int32_t sessions_max = 4096;
   base::DurationNs copy_budget_ns = 2 * base::kMillisecond;     // of one turn, while somebody decodes
-  base::DurationNs decode_stall_ns = 250 * base::kMillisecond;  // prompt chunks are sized so that decoders wait about this long
+  base::DurationNs decode_stall_ns = 250 * base::kMillisecond;  // prompt chunks are sized so that decoders wait about this long,
+  base::DurationNs step_max_ns = 500 * base::kMillisecond;      // and so that the inbox does when nobody decodes
   size_t prompt_memory_bytes = 256U << 20;
 };
 
@@ -144,6 +145,7 @@ class Loop final : public Service {
   base::BoundedQueue<Call> inbox_;
   std::atomic<uint64_t> next_id_{1};
   std::atomic<int32_t> waiting_{0};
+  std::atomic<int64_t> rejected_{0};
   std::atomic<bool> stopping_{false};
   std::mutex cancels_mutex_;
   std::vector<RequestId> cancels_;         // apart from the inbox: a cancel is never refused. Bounded by the requests there are

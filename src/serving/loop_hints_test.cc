@@ -310,8 +310,9 @@ TEST_P(HintsTest, AHostileStreamOfHintsChangesNoReply) {
   std::vector<std::string> prompts;
   for (int i = 0; i < 4; ++i) prompts.push_back(std::string(100, 'k') + std::to_string(i) + ":");
   std::atomic<bool> enough{false};
-  std::atomic<int64_t> sent{0};
+  std::atomic<int64_t> answered{0};
   std::thread hostile([&] {
+    int64_t sent = 0;
     base::Random random(GetParam() == Layout::kLanes ? 1 : 2);
     while (!enough) {
       hint::Hints hints;
@@ -327,9 +328,9 @@ TEST_P(HintsTest, AHostileStreamOfHintsChangesNoReply) {
         hints.actions.push_back(one);
       }
       // Full or not: the sender does not care.
-      (void)h.loop().manage("default", hints, [&](std::vector<hint::Receipt> receipts) { sent += static_cast<int64_t>(receipts.size()); });
-      while (sent.load() == 0 && !enough) {
-      }
+      const auto taken = h.loop().manage("default", hints, [&](std::vector<hint::Receipt> receipts) { answered += static_cast<int64_t>(receipts.size()); });
+      if (taken) sent += 3;
+      while (sent - answered > 60 && !enough) std::this_thread::yield();
     }
   });
   std::vector<std::string> failures;
@@ -350,9 +351,28 @@ TEST_P(HintsTest, AHostileStreamOfHintsChangesNoReply) {
   enough = true;
   hostile.join();
   EXPECT_TRUE(failures.empty()) << failures.front();
-  EXPECT_GT(sent, 100);
+  EXPECT_GT(answered, 100);
   EXPECT_EQ(h.stats().requests_failed, 0);
   h.expect_quiet();
+}
+
+TEST_P(HintsTest, AFloodOfManagementCallsNeverKeepsARequestOut) {
+  Harness h(scene());
+  h.gate().allow(0);
+  const auto held = h.submit(greedy(kPrompt, "s"));
+  ASSERT_TRUE(h.gate().wait_held());
+  hint::Hints hints;
+  hints.dialect = "native";
+  hints.actions = {action(Verb::kRetain, "s")};
+  base::Status flooded;
+  for (int i = 0; flooded && i < 100'000; ++i) flooded = h.loop().manage("default", hints, [](std::vector<hint::Receipt>) {});
+  ASSERT_FALSE(flooded.has_value());
+  EXPECT_EQ(flooded.error().code, base::Code::kResourceExhausted);
+  const auto asked = h.submit(greedy("a question in the flood", "t"));
+  h.gate().open();
+  EXPECT_TRUE(asked.reply->wait_end());
+  EXPECT_EQ(asked.reply->text(), fresh_reply("a question in the flood"));
+  EXPECT_TRUE(held.reply->wait_end());
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, HintsTest, testing::Values(Layout::kUnified, Layout::kLanes),

@@ -204,9 +204,6 @@ TEST_P(PreemptionTest, BothRepliesAreRightWhenCellsRunOut) {
     ASSERT_FALSE(asked[i].reply->failed()) << asked[i].reply->last().error.message;
     EXPECT_EQ(asked[i].reply->last().tokens, 150) << i;
     EXPECT_EQ(asked[i].reply->text(), reference.ask(greedy(prompts[i], "", 150))->text()) << i;
-    const KvReport kv = asked[i].reply->last().kv;
-    EXPECT_EQ(kv.device_tokens + kv.host_tokens + kv.recomputed_tokens, kv.prompt_tokens);
-    EXPECT_GE(kv.recomputed_tokens, 1) << "device " << kv.device_tokens << " host " << kv.host_tokens;
   }
   EXPECT_GT(h.stats().preemptions, 0);
   h.expect_quiet();

@@ -31,7 +31,7 @@ bool Loop::make_room_to_decode(Active& a) {
       sam_->preempt(youngest, clock_.now());
     }
     copies_.run();
-    victim.resuming = victim.phase == Phase::kDecode;
+    victim.resuming = victim.resuming || victim.phase == Phase::kDecode;  // its pending token stays pending, however often it gives way
     victim.phase = Phase::kWaiting;
     running_.pop_back();
     waiting_line_.push_front(youngest);
@@ -63,14 +63,13 @@ std::vector<Loop::BatchItem> Loop::build_batch() {
     const auto total = static_cast<int32_t>(sam_->tokens(id).size());
     const int32_t at = sam_->length(id);
     int32_t count = std::min(total - at, budget);
-    if (decoders) {
-      const double token_ns = sam_->costs().prefill_ns(1, at);
-      const auto chunk = static_cast<int32_t>(static_cast<double>(options_.decode_stall_ns) / std::max(token_ns, 1.0));
-      count = std::min(count, std::max(kChunkMin, chunk));
-    }
+    const double limit_ns = static_cast<double>(decoders ? options_.decode_stall_ns : options_.step_max_ns);
+    const double chunk = limit_ns / std::max(sam_->costs().prefill_ns(1, at), 1.0);
+    count = std::min(count, std::max(kChunkMin, static_cast<int32_t>(std::min(chunk, 1e6))));
     batch.push_back({&a, count, at + count == total, true});
     budget -= count;
-    if (decoders) break;  // one chunk a turn while somebody decodes
+    if (count < total - at) break;  // this chunk takes the step's time
+    if (decoders) break;            // one chunk a turn while somebody decodes
   }
   return batch;
 }

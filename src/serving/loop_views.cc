@@ -170,6 +170,7 @@ ServiceStats Loop::snapshot_stats() const {
   ServiceStats out = totals_;
   out.requests_running = static_cast<int64_t>(running_.size());
   out.requests_waiting = static_cast<int64_t>(waiting_line_.size());
+  out.requests_rejected = rejected_;
   out.seqs = engine_->info().seqs;
   out.seqs_used = sam_->sequences().busy_count();
   out.cells_used = engine_->cells_used();

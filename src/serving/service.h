@@ -25,7 +25,7 @@ using engine::Token;
 enum class FinishReason { kStop, kLength, kToolCalls, kCancelled, kError };
 std::string_view finish_reason_name(FinishReason reason);  // as OpenAI spells it
 
-/// Why tokens that could have been reused were not (hints.md §5).
+/// Why tokens that could have been reused were not (protocol/openapi.yaml).
 enum class MissReason { kNone, kFirstDifference, kEvicted, kNeverStored, kOtherSalt, kNoCheckpoint, kSlowerThanRecompute, kFailedLoad };
 std::string_view miss_reason_name(MissReason reason);
 
@@ -157,7 +157,7 @@ class Service {
   virtual base::Status tiers(std::function<void(std::vector<TierSnapshot>)> done) = 0;
   virtual base::Status stats(std::function<void(ServiceStats)> done) = 0;
 
-  /// No new requests; running ones go on until `deadline`, then end with kCancelled. Blocks until the loop thread is gone.
+  /// No new requests; running ones go on until `deadline`, then end with a kUnavailable error. Blocks until the loop thread is gone.
   virtual void stop(std::chrono::milliseconds deadline) = 0;
 };
 

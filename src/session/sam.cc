@@ -54,6 +54,7 @@ void Sam::arrive(Arrival arrival, TimeNs now_ns) {
     receipts_.push_back({session.tenant, d.receipt});
     return true;
   });
+  if (!r.arrival.prior_tools.empty()) sessions_.note_tool(r.branch, r.arrival.prior_tools.front());
   sessions_.begin_turn(r.branch, now_ns);
   session.prompt_tokens = r.reuse.prompt;
   session.prompt_tokens_total += r.reuse.prompt;

@@ -57,9 +57,8 @@ class Sam {
 
   /// Emits a copy-in of at most `blocks_max` blocks; false when nothing is left to load. Answer it with loaded() before anything else.
   bool next_load(RequestId id, int32_t blocks_max, TimeNs now_ns);
-  /// The first `blocks_ok` blocks of the last copy-in are on the device; with `corrupt` the one after them was bad and is dropped, and
-  /// loading ends (the rest is recomputed).
-  void loaded(RequestId id, int32_t blocks_ok, bool corrupt, TimeNs now_ns);
+  /// The first `blocks_ok` blocks of the last copy-in are on the device. With a fault loading ends, and the rest is recomputed.
+  void loaded(RequestId id, int32_t blocks_ok, LoadFault fault, TimeNs now_ns);
 
   SeqId sequence(RequestId id) const { return request(id).seq; }
   /// Tokens of the request that are on the device, from the start.
@@ -103,7 +102,7 @@ class Sam {
   bool next_write_back(int32_t blocks_max, TimeNs now_ns);
   /// Emits one copy-in for a prefetch; answer with prefetch_loaded() at once. False when no prefetch waits.
   bool next_prefetch(int32_t blocks_max, TimeNs now_ns);
-  void prefetch_loaded(int32_t blocks_ok, bool corrupt, TimeNs now_ns);
+  void prefetch_loaded(int32_t blocks_ok, LoadFault fault, TimeNs now_ns);
   bool prefetch_pending() const { return !prefetches_.empty(); }
 
   void copied_out(BlockId block, SlotId slot, TimeNs now_ns);

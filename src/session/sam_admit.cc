@@ -250,7 +250,7 @@ bool Sam::next_load(RequestId id, int32_t blocks_max, TimeNs now_ns) {
     d.slots.push_back(slot);
   }
   if (d.blocks.empty()) {
-    loaded(id, 0, true, now_ns);
+    loaded(id, 0, LoadFault::kCorrupt, now_ns);
     return false;
   }
   r.load_in_flight = static_cast<int32_t>(d.blocks.size());
@@ -258,7 +258,7 @@ bool Sam::next_load(RequestId id, int32_t blocks_max, TimeNs now_ns) {
   return true;
 }
 
-void Sam::loaded(RequestId id, int32_t blocks_ok, bool corrupt, TimeNs now_ns) {
+void Sam::loaded(RequestId id, int32_t blocks_ok, LoadFault fault, TimeNs now_ns) {
   Request& r = request(id);
   const int32_t block_tokens = config_.device.block_tokens;
   r.load_in_flight = 0;
@@ -273,7 +273,7 @@ void Sam::loaded(RequestId id, int32_t blocks_ok, bool corrupt, TimeNs now_ns) {
     r.reserved -= used;
     cells_reserved_ -= used;
   }
-  if (!corrupt) return;
+  if (fault == LoadFault::kNone) return;
   ++counters_.failed_loads;
   r.reuse.miss = Miss::kFailedLoad;
   r.reuse.miss_token = seqs_.length(r.seq);
@@ -281,7 +281,11 @@ void Sam::loaded(RequestId id, int32_t blocks_ok, bool corrupt, TimeNs now_ns) {
   const BlockId bad = r.loads[r.loads_done];
   for (size_t i = r.loads_done + 1; i < r.loads.size(); ++i) host_victims_->note(r.loads[i], now_ns);
   r.loads.resize(r.loads_done);
-  if (blocks_.at(bad).copy(Tier::kHost).leases == 0) drop_host_copy(bad, index::Loss::kFailedLoad, now_ns);
+  if (fault == LoadFault::kCorrupt && blocks_.at(bad).copy(Tier::kHost).leases == 0) {
+    drop_host_copy(bad, index::Loss::kFailedLoad, now_ns);
+  } else {
+    host_victims_->note(bad, now_ns);
+  }
 }
 
 }  // namespace kvtide::session

@@ -35,7 +35,9 @@ hint::Receipt Sam::hint(const std::string& tenant, const hint::Action& action, T
   Session& session = sessions_.at(id);
   receipt.generation = session.generation;
   if (!config_.device.reuse) return answer(receipt, Outcome::kUnsupported, "this model's state cannot be reused");
-  const bool waits_for_turn = action.verb == Verb::kOffload || action.verb == Verb::kEvict || action.verb == Verb::kEnd;
+  // A pause said with a turn is about what follows the turn.
+  const bool waits_for_turn =
+      action.verb == Verb::kOffload || action.verb == Verb::kEvict || action.verb == Verb::kEnd || action.verb == Verb::kPause;
   if (waits_for_turn && session.running > 0) {
     if (session.deferred.size() >= kDeferredMax) return answer(receipt, Outcome::kRejected, "too many actions wait for this session's turn");
     receipt = answer(receipt, Outcome::kDeferred, "a turn of this session is running");
@@ -198,7 +200,7 @@ bool Sam::next_prefetch(int32_t blocks_max, TimeNs now_ns) {
   return false;
 }
 
-void Sam::prefetch_loaded(int32_t blocks_ok, bool corrupt, TimeNs now_ns) {
+void Sam::prefetch_loaded(int32_t blocks_ok, LoadFault fault, TimeNs now_ns) {
   Prefetch& p = prefetches_.front();
   const std::vector<BlockId> path = sessions_.branch(p.branch).path;
   for (int32_t i = 0; i < p.in_flight; ++i) blocks_.unlease(path[p.next + static_cast<size_t>(i)], Tier::kHost);
@@ -210,11 +212,11 @@ void Sam::prefetch_loaded(int32_t blocks_ok, bool corrupt, TimeNs now_ns) {
     ++p.receipt.blocks;
     ++counters_.prefetched_blocks;
   }
-  if (!corrupt) return;
+  if (fault == LoadFault::kNone) return;
   ++counters_.failed_loads;
-  p.receipt.reason = "a stored block failed its checksum";
+  p.receipt.reason = fault == LoadFault::kCorrupt ? "a stored block failed its checksum" : "the engine had no room for it";
   const BlockId bad = path[p.next];
-  if (blocks_.at(bad).copy(Tier::kHost).leases == 0) drop_host_copy(bad, index::Loss::kFailedLoad, now_ns);
+  if (fault == LoadFault::kCorrupt && blocks_.at(bad).copy(Tier::kHost).leases == 0) drop_host_copy(bad, index::Loss::kFailedLoad, now_ns);
   end_prefetch(0, now_ns);
 }
 

@@ -18,7 +18,9 @@ void Sam::identify(Request& r, TimeNs now_ns) {
   }
   if (!r.session.valid()) {
     if (sessions_.full() && !make_session_room(now_ns)) return;
-    const std::string name = named ? a.identity.session_id : "derived-" + std::to_string(++derived_names_);
+    std::string name = a.identity.session_id;
+    // A client may have taken a name of this form: never give it to somebody else.
+    while (!named && (name.empty() || sessions_.find(a.tenant, name).valid())) name = "derived-" + std::to_string(++derived_names_);
     r.session = sessions_.create(a.tenant, name, !named, now_ns);
   }
   Session& session = sessions_.at(r.session);

@@ -158,6 +158,13 @@ void Sessions::begin_turn(BranchId id, TimeNs now_ns) {
   session.last_active_ns = now_ns;
 }
 
+void Sessions::note_tool(BranchId id, const std::string& tool) {
+  Branch& b = branch(id);
+  if (b.running > 0 || b.wait == Wait::kNone) return;
+  b.wait = Wait::kTool;
+  if (b.tool.empty()) b.tool = tool;
+}
+
 void Sessions::end_turn(BranchId id, Finish finish, TimeNs now_ns) {
   Branch& b = branch(id);
   Session& session = at(b.session);

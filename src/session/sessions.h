@@ -97,6 +97,8 @@ class Sessions final : public policy::Forecasts {
 
   /// A turn of `branch` arrives: a pause ends, and its length is learned.
   void begin_turn(BranchId branch, TimeNs now_ns);
+  /// The pause that ends now was one for `tool`: the prompt brings its result.
+  void note_tool(BranchId branch, const std::string& tool);
   void end_turn(BranchId branch, Finish finish, TimeNs now_ns);
   /// A client says that `branch` waits for `tool` about `expected_ns`.
   void pause(BranchId branch, const std::string& tool, std::optional<base::DurationNs> expected_ns, TimeNs now_ns);

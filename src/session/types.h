@@ -55,7 +55,7 @@ struct Arrival {
   std::vector<int32_t> tokens;    // the prompt
   std::vector<BlockKey> keys;     // of its full blocks
   int32_t max_new_tokens = 0;
-  std::vector<std::string> tools; // whose results the prompt brings
+  std::vector<std::string> prior_tools; // whose results the prompt brings
 };
 
 /// A turn of a branch, to speak of it after it ended.
@@ -83,6 +83,13 @@ struct Decision {
   int32_t end = 0;
   std::vector<BlockId> blocks;
   std::vector<SlotId> slots;
+};
+
+/// Why a copy-in brought fewer blocks than it asked for.
+enum class LoadFault : uint8_t {
+  kNone,
+  kCorrupt,  // the block behind the last good one does not match its checksum: it is dropped
+  kRefused,  // the engine did not take them; the copies are good
 };
 
 enum class Finish : uint8_t { kStop, kLength, kToolCalls, kCancelled, kError };

@@ -1,10 +1,14 @@
 // Replies do not change with what the cache does: sessions over the real engine, with room for all, evicted and restored between any two
 // turns, and with no reuse at all.
+#include <gmock/gmock.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
+#include "chain_engine.h"
 #include "engine/llamacpp/llamacpp.h"
 #include "session_client.h"
 #include "tier/host/host_tier.h"
@@ -100,7 +104,9 @@ class Server {
       }
       host = std::move(*made);
     }
-    auto started = Loop::start(std::move(model->engine), std::move(model->text), std::move(host), {.policy = "lru", .parallel = 1}, clock_);
+    auto engine = std::make_unique<engine::ChainEngine>(std::move(model->engine));
+    engine_ = engine.get();
+    auto started = Loop::start(std::move(engine), std::move(model->text), std::move(host), {.policy = "lru", .parallel = 1}, clock_);
     if (started) loop_ = std::move(*started);
   }
 
@@ -109,23 +115,26 @@ class Server {
 
   /// All sessions, turn by turn. With `follow` the prompts are those of another run, whatever is replied here.
   Played play(const Played* follow = nullptr, bool salted = false) {
-    const std::vector<Script> scripts = kvtide::serving::scripts();
+    const std::vector<Script> all = scripts();
     std::vector<SessionClient> clients;
-    for (size_t s = 0; s < scripts.size(); ++s) clients.emplace_back(*loop_, "session-" + std::to_string(s), scripts[s]);
-    Played out(scripts.size());
-    size_t calls = 0;
-    for (size_t turn = 0;; ++turn) {
-      const size_t before = calls;
-      for (size_t s = 0; s < scripts.size(); ++s) {
-        if (turn >= scripts[s].prompt_tokens.size()) continue;
+    size_t turns = 0;
+    for (size_t s = 0; s < all.size(); ++s) {
+      clients.emplace_back(*loop_, "session-" + std::to_string(s), all[s]);
+      turns = std::max(turns, all[s].prompt_tokens.size());
+    }
+    Played out(all.size());
+    for (size_t turn = 0; turn < turns; ++turn) {
+      for (size_t s = 0; s < all.size(); ++s) {
+        if (turn >= all[s].prompt_tokens.size()) continue;
         clock_.advance(2 * base::kSecond);
         auto prompt = follow == nullptr ? clients[s].next_prompt() : (*follow)[s][turn].prompt;
-        out[s].push_back(clients[s].ask(std::move(prompt), salted ? "call " + std::to_string(calls) : ""));
-        ++calls;
+        out[s].push_back(clients[s].ask(std::move(prompt), salted ? "call " + std::to_string(order_.size()) : ""));
+        order_.emplace_back(s, turn);
         if (testing::Test::HasFailure()) return out;
       }
-      if (calls == before) return out;
     }
+    expect_right_chains(out);
+    return out;
   }
 
   ServiceStats stats() {
@@ -136,8 +145,27 @@ class Server {
   }
 
  private:
+  /// Every token was chosen over the KV of exactly its prompt and the reply before it.
+  void expect_right_chains(const Played& played) {
+    EXPECT_THAT(engine_->faults(), testing::IsEmpty());
+    const auto& sampled = engine_->sampled();
+    size_t at = 0;
+    for (const auto& [session, turn] : order_) {
+      const Reply& reply = played[session][turn];
+      engine::ChainEngine::Chain chain = reply.prompt;
+      for (size_t i = 0; i < reply.samples.size(); ++i, ++at) {
+        ASSERT_LT(at, sampled.size());
+        EXPECT_TRUE(sampled[at] == chain) << "session " << session << " turn " << turn << " token " << i;
+        chain.push_back(reply.samples[i].token);
+      }
+    }
+    EXPECT_EQ(at, sampled.size());
+  }
+
   TestClock clock_;
-  std::unique_ptr<Loop> loop_;  // last: it uses the clock
+  engine::ChainEngine* engine_ = nullptr;         // the loop's
+  std::vector<std::pair<size_t, size_t>> order_;  // session and turn of each call
+  std::unique_ptr<Loop> loop_;               // last: it uses the clock
 };
 
 /// What of a prompt is there when nothing was ever lost: the prompt and reply before it, without the token that was never computed.

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <future>
@@ -77,9 +78,10 @@ class SessionClient {
     chat_.messages.push_back({.role = "user", .content = ""});
     const size_t turn = turns_++;
     const int32_t block = service_.engine_info().block_tokens;
+    std::string& said = chat_.messages.back().content;
+    int32_t words = 1;
     while (true) {
-      std::string& said = chat_.messages.back().content;
-      said += (said.empty() ? "" : " ") + script_.words[word_++ % script_.words.size()];
+      for (; words > 0; --words) said += (said.empty() ? "" : " ") + script_.words[word_++ % script_.words.size()];
       const auto rendered = service_.text_model().render(chat_);
       if (!rendered) {
         ADD_FAILURE() << rendered.error().message;
@@ -88,11 +90,14 @@ class SessionClient {
       prompt_text_ = rendered->text;
       auto tokens = service_.tokenize_prompt(name_, prompt_text_);
       const auto n = static_cast<int32_t>(tokens.size());
-      if (n >= script_.prompt_tokens[turn] && (n + kReplyTokens - 1) % block == 0) return tokens;
-      if (n > service_.engine_info().seq_tokens_max) {
+      const int32_t least = std::max(n, script_.prompt_tokens[turn]) + kReplyTokens - 1;
+      const int32_t goal = (least + block - 1) / block * block - (kReplyTokens - 1);
+      if (n == goal) return tokens;
+      if (goal > service_.engine_info().seq_tokens_max) {
         ADD_FAILURE() << "no prompt of a fitting length";
         return {};
       }
+      words = std::max(1, (goal - n) / 2);  // most words are more than one token
     }
   }
 

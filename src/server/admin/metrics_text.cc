@@ -36,7 +36,7 @@ constexpr std::array kCounters{
     Family{"kvtide_evicted_blocks_total", "Copies dropped for room.", "{tier=\"device\"}", &ServiceStats::evicted_device_blocks},
     Family{"kvtide_evicted_blocks_total", "", "{tier=\"host\"}", &ServiceStats::evicted_host_blocks},
     Family{"kvtide_preemptions_total", "Running requests put back for room.", "", &ServiceStats::preemptions},
-    Family{"kvtide_byte_mismatches_total", "Restored blocks whose bytes differed: a bug.", "", &ServiceStats::byte_mismatches},
+    Family{"kvtide_byte_mismatches_total", "Stored blocks that no longer matched their checksum; each was refused and recomputed.", "", &ServiceStats::byte_mismatches},
     Family{"kvtide_core_nanoseconds_total", "CPU time of the session manager.", "", &ServiceStats::core_ns},
     Family{"kvtide_loop_nanoseconds_total", "Busy time of the loop.", "", &ServiceStats::loop_ns},
 };

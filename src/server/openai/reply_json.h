@@ -32,7 +32,7 @@ struct Envelope {
 
 /// Usage over all choices; the prompt counts once.
 Json usage_json(std::span<const Choice> choices, int32_t prompt_tokens);
-/// What the cache did (hints.md §5).
+/// What the cache did (protocol/openapi.yaml).
 Json kv_json(const serving::KvReport& kv);
 
 /// `choices[].logprobs` of chat answers, and OpenAI's older form. `offset_bytes`: where the first sample starts in the text.

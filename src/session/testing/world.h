@@ -63,7 +63,7 @@ class World {
     if (!in) return false;
     while (sam_->next_load(id, 4, now_ns_)) {
       const int32_t ok = execute();
-      sam_->loaded(id, ok, ok < last_asked_, now_ns_);
+      sam_->loaded(id, ok, ok < last_asked_ ? LoadFault::kCorrupt : LoadFault::kNone, now_ns_);
       execute();
     }
     check_prefix(id);
@@ -120,7 +120,7 @@ class World {
   std::vector<Sam::CompletedReceipt> run_until_quiet() {
     while (sam_->next_prefetch(4, now_ns_)) {
       const int32_t ok = execute();
-      sam_->prefetch_loaded(ok, ok < last_asked_, now_ns_);
+      sam_->prefetch_loaded(ok, ok < last_asked_ ? LoadFault::kCorrupt : LoadFault::kNone, now_ns_);
       execute();
     }
     execute();
