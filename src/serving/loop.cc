@@ -61,7 +61,7 @@ void Loop::stop(std::chrono::milliseconds deadline) {
   if (!thread_.joinable()) return;
   stopping_ = true;
   const base::TimeNs end_ns = clock_.now() + std::chrono::duration_cast<std::chrono::nanoseconds>(deadline).count();
-  // The loop looks at the deadline itself: this thread only waits for it to end. A full inbox is drained within a turn and refuses newcomers.
+  // The loop looks at the deadline itself: this thread only waits for it to end. A full inbox is drained within a turn.
   while (!inbox_.try_push([this, end_ns] { stop_at_ns_ = end_ns; })) std::this_thread::yield();
   thread_.request_stop();
   thread_.join();
@@ -71,7 +71,9 @@ std::vector<Token> Loop::tokenize_prompt(const std::string& tenant, const std::s
 
 base::Status Loop::post(Call call) {
   if (stopping_) return base::error(base::Code::kUnavailable, "the server is stopping");
-  if (inbox_.size() >= kInboxCalls - kInboxForRequests || !inbox_.try_push(std::move(call))) return base::error(base::Code::kResourceExhausted, "too many calls are under way");
+  if (inbox_.size() >= kInboxCalls - kInboxForRequests || !inbox_.try_push(std::move(call))) {
+    return base::error(base::Code::kResourceExhausted, "too many calls are under way");
+  }
   return {};
 }
 
@@ -86,7 +88,9 @@ base::Result<RequestId> Loop::submit(GenerateRequest request, std::shared_ptr<Si
     if (token < 0 || token >= info.vocab_tokens) return base::error(base::Code::kInvalidArgument, "prompt: token " + std::to_string(token) + " is not in the vocabulary");
   }
   for (Token token : request.forced_reply) {
-    if (token < 0 || token >= info.vocab_tokens) return base::error(base::Code::kInvalidArgument, "forced_reply: token " + std::to_string(token) + " is not in the vocabulary");
+    if (token < 0 || token >= info.vocab_tokens) {
+      return base::error(base::Code::kInvalidArgument, "forced_reply: token " + std::to_string(token) + " is not in the vocabulary");
+    }
   }
   if (stopping_) return base::error(base::Code::kUnavailable, "the server is stopping");
   if (waiting_.fetch_add(1) >= options_.queue_max) {

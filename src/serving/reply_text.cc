@@ -37,7 +37,8 @@ size_t character(std::string_view text) {
   }
   // Overlong forms, surrogates, and what lies beyond U+10FFFF.
   const unsigned second = at(1);
-  if ((lead == 0xE0U && second < 0xA0U) || (lead == 0xEDU && second > 0x9FU) || (lead == 0xF0U && second < 0x90U) || (lead == 0xF4U && second > 0x8FU)) return 0;
+  if ((lead == 0xE0U && second < 0xA0U) || (lead == 0xEDU && second > 0x9FU)) return 0;
+  if ((lead == 0xF0U && second < 0x90U) || (lead == 0xF4U && second > 0x8FU)) return 0;
   return length;
 }
 

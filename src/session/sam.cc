@@ -127,7 +127,10 @@ void Sam::release_sequence(Request& r, TimeNs now_ns) {
   r.seq = {};
 }
 
-void Sam::preempt(RequestId id, TimeNs now_ns) { release_sequence(request(id), now_ns); }
+void Sam::preempt(RequestId id, TimeNs now_ns) {
+  request(id).readmitted = true;
+  release_sequence(request(id), now_ns);
+}
 
 void Sam::finish(RequestId id, Finish finish, TimeNs now_ns) {
   Request& r = request(id);

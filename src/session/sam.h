@@ -144,6 +144,7 @@ class Sam {
     int32_t reserved = 0;        // cells promised to it and not used yet
     size_t keys_prompt = 0;      // keys that were given; later ones are made as blocks fill
     Reuse reuse;
+    bool readmitted = false;
     bool measured = false;       // reuse was recorded at first admission; later ones (after preemption) do not count
   };
   struct Prefetch {
@@ -206,6 +207,7 @@ class Sam {
   /// Writes blocks [from, path end) of `seq` back, as far as the host tier takes them; the number of leading ones then in the host.
   int32_t write_back(SeqId seq, int32_t from, TimeNs now_ns);
   void begin_copy_out(BlockId block);
+  void take_block(SeqId seq, BlockId block);
   void drop_host_copy(BlockId id, index::Loss loss, TimeNs now_ns);
   void copy_gone(BlockId id, index::Loss loss, TimeNs now_ns);
 

@@ -28,7 +28,7 @@ int32_t Sam::common_tokens(const Request& r, const Sequence& seq) const {
   while (n < seq.path.size() && n < r.arrival.keys.size() && blocks_.at(seq.path[n]).key == r.arrival.keys[n]) ++n;
   const auto block_tokens = static_cast<size_t>(config_.device.block_tokens);
   auto common = n * block_tokens;
-  if (n == seq.path.size()) {
+  if (n > 0 && n == seq.path.size()) {
     for (size_t i = 0; i < seq.tail.size() && common < r.arrival.tokens.size() && seq.tail[i] == r.arrival.tokens[common]; ++i) ++common;
   }
   return static_cast<int32_t>(std::min(common, r.arrival.tokens.size() - 1));
@@ -207,7 +207,10 @@ void Sam::plan_loads(Request& r, const Lookup& found, TimeNs now_ns) {
   }
   // A load appends whole blocks: a tail in the way is dropped, its tokens are in the first loaded block.
   const auto aligned = static_cast<int32_t>(first) * block_tokens;
+  const int32_t dropped = config_.device.lanes ? 0 : seqs_.length(r.seq) - aligned;
   cut(r.seq, aligned, {}, index::Loss::kNone, now_ns);
+  r.reserved += dropped;
+  cells_reserved_ += dropped;
   for (BlockId id : r.loads) blocks_.lease(id, Tier::kHost);
 }
 
@@ -265,9 +268,9 @@ void Sam::loaded(RequestId id, int32_t blocks_ok, LoadFault fault, TimeNs now_ns
   for (int32_t i = 0; i < blocks_ok; ++i) {
     const BlockId block = r.loads[r.loads_done++];
     blocks_.unlease(block, Tier::kHost);
-    seqs_.push_block(r.seq, block);
+    take_block(r.seq, block);
     host_victims_->note(block, now_ns);
-    r.reuse.host += block_tokens;
+    if (!r.readmitted) r.reuse.host += block_tokens;
     ++counters_.loaded_blocks;
     const int32_t used = std::min(block_tokens, r.reserved);
     r.reserved -= used;

@@ -117,10 +117,13 @@ int32_t Sam::write_back(SeqId seq_id, int32_t from, TimeNs now_ns) {
   };
   const auto end = static_cast<int32_t>(seq.path.size());
   int32_t at = std::max(from, 0);
+  std::vector<BlockId> pinned;
   for (; at < end; ++at) {
     const BlockId block = seq.path[static_cast<size_t>(at)];
     if (blocks_.at(block).copy(Tier::kHost).present()) {
       flush();
+      blocks_.lease(block, Tier::kHost);
+      pinned.push_back(block);
       continue;
     }
     if (!make_host_room(block, now_ns)) break;
@@ -132,6 +135,8 @@ int32_t Sam::write_back(SeqId seq_id, int32_t from, TimeNs now_ns) {
     begin_copy_out(block);
   }
   flush();
+  for (BlockId block : pinned) blocks_.unlease(block, Tier::kHost);
+  for (BlockId block : pinned) host_victims_->note(block, now_ns);
   return at;
 }
 
@@ -140,6 +145,20 @@ int32_t Sam::write_back(SeqId seq_id, int32_t from, TimeNs now_ns) {
 void Sam::begin_copy_out(BlockId block) {
   blocks_.add_copy(block, Tier::kHost, {});
   blocks_.lease(block, Tier::kHost);
+}
+
+void Sam::take_block(SeqId seq, BlockId block) {
+  if (!config_.device.lanes && blocks_.at(block).copy(Tier::kDevice).present()) {
+    const auto depth = static_cast<int32_t>(blocks_.at(block).depth);
+    Decision d{Decision::Kind::kDedup};
+    d.seq = seq;
+    d.from = seqs_.find_holder(block, depth, seq);
+    d.begin = depth * config_.device.block_tokens;
+    d.end = d.begin + config_.device.block_tokens;
+    emit(std::move(d));
+    ++counters_.dedup_blocks;
+  }
+  seqs_.push_block(seq, block);
 }
 
 void Sam::copied_out(BlockId block, SlotId slot, TimeNs now_ns) {

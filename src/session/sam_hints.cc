@@ -206,7 +206,7 @@ void Sam::prefetch_loaded(int32_t blocks_ok, LoadFault fault, TimeNs now_ns) {
   for (int32_t i = 0; i < p.in_flight; ++i) blocks_.unlease(path[p.next + static_cast<size_t>(i)], Tier::kHost);
   p.in_flight = 0;
   for (int32_t i = 0; i < blocks_ok; ++i) {
-    seqs_.push_block(p.seq, path[p.next]);
+    take_block(p.seq, path[p.next]);
     host_victims_->note(path[p.next], now_ns);
     ++p.next;
     ++p.receipt.blocks;
