@@ -52,4 +52,7 @@ function(kvtide_test NAME)
   endif()
   add_test(NAME ${NAME} COMMAND ${NAME} --gtest_brief=1 WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${NAME} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  if(NOT ARG_LABELS STREQUAL "fast")
+    set_tests_properties(${NAME} PROPERTIES RUN_SERIAL ON)  # it uses every core, and some look at time
+  endif()
 endfunction()

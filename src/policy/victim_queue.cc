@@ -21,6 +21,7 @@ void VictimQueue::note(BlockId block, base::TimeNs now_ns) {
   if (!is_victim(block)) return;
   heap_.push_back({rank(block, now_ns), block.value, blocks_.at(block).epoch});
   std::push_heap(heap_.begin(), heap_.end());
+  if (heap_.size() > heap_max()) rebuild(now_ns);
 }
 
 void VictimQueue::rebuild(base::TimeNs now_ns) {
@@ -34,7 +35,7 @@ void VictimQueue::rebuild(base::TimeNs now_ns) {
 
 std::optional<VictimQueue::Victim> VictimQueue::best(base::TimeNs now_ns) {
   const bool stale = policy_.drifts() && now_ns - rebuilt_ns_ > kRebuildNs;
-  if (stale || heap_.size() > 4 * blocks_.copies_in(tier_) + 1024) rebuild(now_ns);
+  if (stale || heap_.size() > heap_max()) rebuild(now_ns);
   while (!heap_.empty()) {
     const Entry top = heap_.front();
     const BlockId id(top.block);

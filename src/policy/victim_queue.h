@@ -46,6 +46,7 @@ class VictimQueue {
   bool is_victim(BlockId id) const;
   double rank(BlockId id, base::TimeNs now_ns) const;
   void rebuild(base::TimeNs now_ns);
+  size_t heap_max() const { return 4 * blocks_.copies_in(tier_) + 1024; }  // stale entries are cleared above it
 
   static constexpr base::DurationNs kRebuildNs = base::kSecond / 2;
 

@@ -224,20 +224,21 @@ void Loop::admit_waiting() {
   bool passed_over = false;
   for (size_t i = 0; i < waiting_line_.size() && static_cast<int32_t>(running_.size()) < options_.parallel;) {
     Active& a = *actives_.at(waiting_line_[i]);
-    if (try_admit(a)) {
+    const session::Sam::Admission admission = try_admit(a);
+    if (admission == session::Sam::Admission::kAdmitted) {
       waiting_line_.erase(waiting_line_.begin() + static_cast<std::ptrdiff_t>(i));
       waiting_.fetch_sub(1);
       running_.push_back(a.id);
       continue;
     }
     // Without any free sequence nobody behind fares better; and nobody is passed over for long.
-    passed_over = passed_over || now_ns - a.arrived_ns > kPassedOverMaxNs;
+    passed_over = passed_over || (admission == session::Sam::Admission::kWait && now_ns - a.arrived_ns > kPassedOverMaxNs);
     if (passed_over) return;
     ++i;
   }
 }
 
-bool Loop::try_admit(Active& a) {
+session::Sam::Admission Loop::try_admit(Active& a) {
   session::Sam::Admission admission;
   {
     const CoreTimer timer(*this);
@@ -245,10 +246,10 @@ bool Loop::try_admit(Active& a) {
   }
   const CopyExecutor::Loaded ignored = copies_.run();
   (void)ignored;
-  if (admission == session::Sam::Admission::kWait) return false;
+  if (admission != session::Sam::Admission::kAdmitted) return admission;
   if (a.admitted_ns == 0) a.admitted_ns = clock_.now();
   a.phase = Phase::kLoading;
-  return true;
+  return admission;
 }
 
 bool Loop::decoding() const {
@@ -299,19 +300,22 @@ void Loop::run_copies() {
   const base::TimeNs begin_ns = clock_.now();
   auto left_ns = [&] { return bounded ? options_.copy_budget_ns - (clock_.now() - begin_ns) : base::DurationNs{-1}; };
   auto spent = [&] { return bounded && left_ns() <= 0; };
+  auto bite = [&] { return bite_blocks(bounded ? std::max<base::DurationNs>(left_ns(), 0) : base::DurationNs{-1}); };
+  bool loaded = false;  // one bite of loading a turn always goes, however small the budget: it must end
   for (size_t i = 0; i < running_.size(); ++i) {
     Active& a = *actives_.at(running_[i]);
-    while (a.phase == Phase::kLoading && !spent() && load_some(a, bite_blocks(left_ns()))) {
+    while (a.phase == Phase::kLoading && (!spent() || !loaded) && load_some(a, bite())) {
+      loaded = true;
     }
   }
-  while (!spent() && pump_prefetch(bite_blocks(left_ns()))) {
+  while (!spent() && pump_prefetch(bite())) {
   }
   // Nobody waits for a write-back: one bite, then the next step.
   if (!spent()) {
     bool more;
     {
       const CoreTimer timer(*this);
-      more = sam_->next_write_back(bounded ? bite_blocks(left_ns()) : 64, clock_.now());
+      more = sam_->next_write_back(bounded ? bite() : 64, clock_.now());
     }
     if (more) copies_.run();
   }

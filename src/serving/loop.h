@@ -101,7 +101,7 @@ class Loop final : public Service {
   void drain_inbox(bool wait);
   void accept(RequestId id, GenerateRequest request, std::shared_ptr<Sink> sink, std::vector<index::BlockKey> keys, index::BlockKey root);
   void admit_waiting();
-  bool try_admit(Active& a);
+  session::Sam::Admission try_admit(Active& a);
   bool decoding() const;
   void run_copies();
   bool load_some(Active& a, int32_t blocks_max);

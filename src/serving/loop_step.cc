@@ -57,19 +57,20 @@ std::vector<Loop::BatchItem> Loop::build_batch() {
   // A request that was preempted while the batch was built is not in it.
   std::erase_if(batch, [](const BatchItem& item) { return item.active->phase != Phase::kDecode; });
   const bool decoders = !batch.empty();
+  // Prompt chunks share the time of one step: calls in the inbox wait that long, and so do decoders.
+  double left_ns = static_cast<double>(decoders ? options_.decode_stall_ns : options_.step_max_ns);
   for (RequestId id : running_) {
     Active& a = *actives_.at(id);
     if (a.phase != Phase::kPrefill || budget == 0) continue;
     const auto total = static_cast<int32_t>(sam_->tokens(id).size());
     const int32_t at = sam_->length(id);
     int32_t count = std::min(total - at, budget);
-    const double limit_ns = static_cast<double>(decoders ? options_.decode_stall_ns : options_.step_max_ns);
-    const double chunk = limit_ns / std::max(sam_->costs().prefill_ns(1, at), 1.0);
+    const double chunk = left_ns / std::max(sam_->costs().prefill_ns(1, at), 1.0);
     count = std::min(count, std::max(kChunkMin, static_cast<int32_t>(std::min(chunk, 1e6))));
     batch.push_back({&a, count, at + count == total, true});
     budget -= count;
-    if (count < total - at) break;  // this chunk takes the step's time
-    if (decoders) break;            // one chunk a turn while somebody decodes
+    left_ns -= sam_->costs().prefill_ns(count, at);
+    if (left_ns <= 0) break;
   }
   return batch;
 }

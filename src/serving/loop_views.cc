@@ -76,7 +76,7 @@ base::Status Loop::manage(const std::string& tenant, hint::Hints hints, Receipts
   return post([this, tenant, hints = std::move(hints), done = std::move(done)]() mutable {
     std::vector<hint::Receipt> receipts = run_actions(tenant, hints);
     // A prefetch that fits the copy budget is answered as done; a longer one as deferred, and goes on behind.
-    run_copies();
+    if (!decoding()) run_copies();  // else the next turn's budget does it: many calls in one turn must not stall decoders
     log_completed_receipts();
     for (hint::Receipt& receipt : receipts) {
       if (receipt.status != hint::Outcome::kDeferred) continue;

@@ -140,7 +140,10 @@ void Sam::finish(RequestId id, Finish finish, TimeNs now_ns) {
     if (r.seq.valid()) {
       const std::vector<BlockId> path = seqs_.at(r.seq).path;
       branch.tokens = seqs_.length(r.seq);
-      set_path(r.branch, path, now_ns);
+      // A turn that was broken off before it got as far as the frontier takes nothing away from it.
+      const bool broken_off = finish == Finish::kCancelled || finish == Finish::kError;
+      const bool behind = path.size() <= branch.path.size() && std::equal(path.begin(), path.end(), branch.path.begin());
+      if (!broken_off || !behind) set_path(r.branch, path, now_ns);
     }
     sessions_.end_turn(r.branch, finish, now_ns);
   }

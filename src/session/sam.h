@@ -50,9 +50,9 @@ class Sam {
   /// REQUIRES: a new id; 0 < tokens.size() < seq_tokens_max.
   void arrive(Arrival arrival, TimeNs now_ns);
 
-  enum class Admission { kAdmitted, kWait };
+  enum class Admission { kAdmitted, kWait, kWaitSibling };
   /// Gives the request a sequence that holds what can be reused in place; host copies to load wait in next_load(). kWait: no sequence
-  /// or cells can be freed now, or another request is about to compute a prefix that this one shares; ask again after progress.
+  /// or cells can be freed now. kWaitSibling: another request is computing a prefix that this one shares. Ask again after progress.
   Admission admit(RequestId id, TimeNs now_ns);
 
   /// Emits a copy-in of at most `blocks_max` blocks; false when nothing is left to load. Answer it with loaded() before anything else.
@@ -144,7 +144,7 @@ class Sam {
     int32_t reserved = 0;        // cells promised to it and not used yet
     size_t keys_prompt = 0;      // keys that were given; later ones are made as blocks fill
     Reuse reuse;
-    bool readmitted = false;
+    bool readmitted = false;     // after a preemption: what it reuses then is its own
     bool measured = false;       // reuse was recorded at first admission; later ones (after preemption) do not count
   };
   struct Prefetch {
@@ -201,12 +201,14 @@ class Sam {
   void cut(SeqId seq, int32_t tokens, std::span<const int32_t> tail, index::Loss loss, TimeNs now_ns);
   SeqId pick_idle_victim(SeqId except, TimeNs now_ns) const;
   SeqId evict_sequence(SeqId except, TimeNs now_ns);
+  bool room_is_possible(int64_t cells, SeqId except) const;
   bool make_device_room(int64_t cells, SeqId except, TimeNs now_ns);
   int64_t cells_free() const;
   bool make_host_room(BlockId incoming, TimeNs now_ns);
   /// Writes blocks [from, path end) of `seq` back, as far as the host tier takes them; the number of leading ones then in the host.
   int32_t write_back(SeqId seq, int32_t from, TimeNs now_ns);
   void begin_copy_out(BlockId block);
+  /// Appends a loaded block; one that came to the device meanwhile is shared instead, so that it is there once.
   void take_block(SeqId seq, BlockId block);
   void drop_host_copy(BlockId id, index::Loss loss, TimeNs now_ns);
   void copy_gone(BlockId id, index::Loss loss, TimeNs now_ns);

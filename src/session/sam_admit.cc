@@ -28,6 +28,7 @@ int32_t Sam::common_tokens(const Request& r, const Sequence& seq) const {
   while (n < seq.path.size() && n < r.arrival.keys.size() && blocks_.at(seq.path[n]).key == r.arrival.keys[n]) ++n;
   const auto block_tokens = static_cast<size_t>(config_.device.block_tokens);
   auto common = n * block_tokens;
+  // Without a block in common nothing says whose tokens the tail holds: another tenant's, or another salt's.
   if (n > 0 && n == seq.path.size()) {
     for (size_t i = 0; i < seq.tail.size() && common < r.arrival.tokens.size() && seq.tail[i] == r.arrival.tokens[common]; ++i) ++common;
   }
@@ -87,7 +88,7 @@ Sam::Admission Sam::admit(RequestId id, TimeNs now_ns) {
   const Lookup found = look_up(r);
   // What this request is about to reuse must not be the victim of the room that is made for it.
   for (BlockId block : found.known) blocks_.touch(block, now_ns, false);
-  if (sibling_computes_prefix(r, found)) return Admission::kWait;
+  if (sibling_computes_prefix(r, found)) return Admission::kWaitSibling;
   // A lane cannot be shared: siblings of a busy one get its blocks through the host tier.
   const Admission result = config_.device.lanes ? admit_lane(r, found, now_ns) : admit_unified(r, found, now_ns);
   if (result == Admission::kWait) return result;

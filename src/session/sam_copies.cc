@@ -63,8 +63,28 @@ SeqId Sam::evict_sequence(SeqId except, TimeNs now_ns) {
   return victim;
 }
 
+// Whether there would be room if every idle sequence but `except` went. A request that cannot be admitted yet must not empty the device.
+bool Sam::room_is_possible(int64_t cells, SeqId except) const {
+  std::vector<BlockId> kept;
+  int64_t tails = 0;
+  auto keep = [&](SeqId, const Sequence& seq) {
+    kept.insert(kept.end(), seq.path.begin(), seq.path.end());
+    tails += static_cast<int64_t>(seq.tail.size());
+  };
+  seqs_.for_each(Sequence::State::kBusy, keep);
+  if (except.valid() && seqs_.at(except).state == Sequence::State::kIdle) keep(except, seqs_.at(except));
+  std::sort(kept.begin(), kept.end());
+  const auto unique = std::unique(kept.begin(), kept.end()) - kept.begin();
+  return config_.device.device_tokens - cells_reserved_ - unique * config_.device.block_tokens - tails >= cells;
+}
+
 bool Sam::make_device_room(int64_t cells, SeqId except, TimeNs now_ns) {
   const int32_t block_tokens = config_.device.block_tokens;
+  while (cells_free() < cells && !room_is_possible(cells, except)) {
+    // A prefetch is no reason for a request to wait or end: it gives its cells back first.
+    if (prefetches_.empty() || !prefetches_.front().seq.valid()) return false;
+    end_prefetch(0, now_ns);
+  }
   while (cells_free() < cells) {
     const SeqId victim = pick_idle_victim(except, now_ns);
     if (!victim.valid()) return false;

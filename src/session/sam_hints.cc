@@ -257,7 +257,7 @@ Sam::Freed Sam::release_blocks(std::span<const BlockId> path, TimeNs now_ns) {
   seqs_.for_each(Sequence::State::kIdle, [&](SeqId seq, const Sequence&) { idle.push_back(seq); });
   for (SeqId seq : idle) {
     const std::vector<BlockId> held = seqs_.at(seq).path;
-    const bool touches = std::any_of(held.begin(), held.end(), [&](BlockId id) { return std::find(path.begin(), path.end(), id) != path.end(); });
+    const bool touches = !held.empty() && !path.empty() && held[0] == path[0];  // chains share from the start or not at all
     if (!touches) continue;
     size_t keep = held.size();
     while (keep > 0 && !blocks_.claimed(held[keep - 1])) --keep;

@@ -106,6 +106,37 @@ TEST_P(BothLayouts, AnotherTenantNeverMeetsTheSameBlocks) {
   EXPECT_EQ(w.blocks_in("a", Tier::kDevice, "one"), 5);
 }
 
+TEST_P(BothLayouts, ATailWithoutABlockIsNeverTakenForAnotherTenants) {
+  World w(shape(1, 64, 0));
+  w.turn({.session = "a", .prompt = text(1, 5), .tenant = "one"});
+  EXPECT_EQ(w.turn({.session = "a", .prompt = text(1, 7), .tenant = "two"}).device, 0);
+  w.check();
+}
+
+TEST_P(BothLayouts, AnOffloadThatDoesNotFitTheHostTierMovesNothing) {
+  World w(shape(2, 2 * 128, 8));
+  w.turn({.session = "a", .prompt = text(1, 100)});
+  w.run_until_quiet();
+  EXPECT_EQ(w.hint("a", Verb::kOffload).status, Outcome::kFailed);
+  EXPECT_EQ(w.blocks_in("a", Tier::kDevice), 12);
+  EXPECT_EQ(w.turn({.session = "a", .prompt = text(1, 100) + text(2, 4)}).device, 100);
+  w.check();
+}
+
+TEST_P(BothLayouts, ACancelledTurnTakesNothingFromTheFrontier) {
+  World w(shape(3, 3 * 128, 64));
+  w.turn({.session = "a", .prompt = text(1, 64)});
+  w.hint("a", Verb::kOffload);
+  const RequestId id = w.arrive({.session = "a", .prompt = text(1, 64) + text(2, 8)});
+  w.fail_loads = 1;
+  ASSERT_TRUE(w.admit(id));
+  w.finish(id, Finish::kCancelled);
+  w.run_until_quiet();
+  w.hint("a", Verb::kEnd);
+  EXPECT_EQ(w.sam().blocks().size(), 0U);
+  w.check();
+}
+
 TEST_P(BothLayouts, OffloadMovesTheContextAndPrefetchBringsItBackBeforeTheTurn) {
   World w(shape(3, 3 * 64, 64));
   w.turn({.session = "coder", .parent = "leader", .prompt = text(1, 50), .finish = Finish::kToolCalls});
@@ -314,6 +345,33 @@ TEST(Unified, SequencesThatComputedTheSameBlocksAtOnceEndUpSharingThem) {
   w.finish(a);
   w.finish(b);
   w.check();
+}
+
+TEST(Unified, BlocksThatTwoRequestsLoadAreOnTheDeviceOnce) {
+  World w(config(false, 4, 256, 64));
+  w.turn({.session = "a", .prompt = text(1, 64)});
+  w.hint("a", Verb::kOffload);
+  const RequestId b = w.arrive({.session = "b", .prompt = text(1, 64) + text(2, 8)});
+  const RequestId c = w.arrive({.session = "c", .prompt = text(1, 64) + text(3, 8)});
+  ASSERT_EQ(w.sam().admit(b, w.now()), Sam::Admission::kAdmitted);
+  ASSERT_EQ(w.sam().admit(c, w.now()), Sam::Admission::kAdmitted);
+  w.load(b);
+  w.load(c);
+  EXPECT_EQ(w.sam().sequences().cells_used(), 64);
+  w.check();
+  for (RequestId id : {b, c}) w.finish(id, Finish::kCancelled);
+}
+
+TEST(Unified, ARequestThatMustWaitDoesNotEmptyTheDevice) {
+  World w(config(false, 4, 256, 0));
+  w.turn({.session = "idle", .prompt = text(1, 64)});
+  const RequestId busy = w.arrive({.session = "busy", .prompt = text(2, 100), .reply = 20});
+  ASSERT_TRUE(w.admit(busy));
+  w.run(busy, 1);
+  const RequestId big = w.arrive({.session = "big", .prompt = text(3, 200), .reply = 20});
+  EXPECT_FALSE(w.admit(big));
+  EXPECT_EQ(w.blocks_in("idle", Tier::kDevice), 8);
+  for (RequestId id : {busy, big}) w.finish(id, Finish::kCancelled);
 }
 
 TEST(Unified, DecodingEvictsIdleBlocksAndTheBudgetHolds) {

@@ -104,6 +104,17 @@ std::string without_preamble(std::string grammar) {
   return grammar;
 }
 
+/// One call where parallel_tool_calls is off. For calls in markers of their own llama.cpp's grammar takes any number of them all the same
+/// (`tool-calls ::= (...)+`). A grammar of another make is left as it is.
+std::string with_one_call(std::string grammar) {
+  constexpr std::string_view kRule = "tool-calls ::= ";
+  const size_t rule = grammar.starts_with(kRule) ? 0 : grammar.find("\n" + std::string(kRule));
+  if (rule == grammar.npos) return grammar;
+  const size_t line_end = std::min(grammar.find('\n', rule + 1), grammar.size());
+  if (grammar[line_end - 1] == '+') grammar.erase(line_end - 1, 1);
+  return grammar;
+}
+
 std::string call_id(uint64_t salt, size_t index) {
   base::Sha256 hash;
   hash.update(std::as_bytes(std::span(&salt, 1))).update(std::to_string(index));
@@ -291,6 +302,7 @@ class LlamaCppTextModel final : public TextModel {
     } else if (!params.grammar.empty()) {
       const auto type = input.json_schema.empty() ? COMMON_GRAMMAR_TYPE_TOOL_CALLS : COMMON_GRAMMAR_TYPE_OUTPUT_FORMAT;
       out->grammar = {type, input.tool_choice == ToolChoice::kRequired ? without_preamble(params.grammar) : params.grammar};
+      if (!input.parallel_tool_calls && type == COMMON_GRAMMAR_TYPE_TOOL_CALLS) out->grammar.grammar = with_one_call(out->grammar.grammar);
       out->lazy = params.grammar_lazy;
       out->generation_prompt = params.generation_prompt;
       if (auto ok = take_triggers(params, *out); !ok) return tl::make_unexpected(ok.error());

@@ -61,13 +61,17 @@ class World {
     const bool in = sam_->admit(id, now_ns_) == Sam::Admission::kAdmitted;
     execute();
     if (!in) return false;
+    load(id);
+    return true;
+  }
+  void load(RequestId id) {
+    execute();
     while (sam_->next_load(id, 4, now_ns_)) {
       const int32_t ok = execute();
       sam_->loaded(id, ok, ok < last_asked_ ? LoadFault::kCorrupt : LoadFault::kNone, now_ns_);
       execute();
     }
     check_prefix(id);
-    return true;
   }
   /// Computes up to `count` prompt tokens; whether any was left.
   bool prefill(RequestId id, int32_t count) {
