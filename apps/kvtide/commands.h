@@ -24,6 +24,7 @@ struct Command {
 
 Command add_serve(CLI::App& program);
 Command add_replay(CLI::App& program);
+Command add_sim(CLI::App& program);
 Command add_model(CLI::App& program);
 Command add_top(CLI::App& program);
 Command add_sessions(CLI::App& program);

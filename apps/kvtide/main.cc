@@ -17,7 +17,8 @@ int run(int argc, char** argv) {
       "  kvtide serve                 answer OpenAI clients on http://127.0.0.1:8080\n"
       "  kvtide <subcommand> --help   every flag, with an example");
   const std::vector<Command> commands{
-      kvtide::app::add_serve(program),   kvtide::app::add_replay(program),   kvtide::app::add_model(program),
+      kvtide::app::add_serve(program),   kvtide::app::add_replay(program),   kvtide::app::add_sim(program),
+      kvtide::app::add_model(program),  
       kvtide::app::add_top(program),     kvtide::app::add_sessions(program), kvtide::app::add_hint(program),
       kvtide::app::add_version(program),
   };

@@ -135,6 +135,7 @@ base::Status serve(const ServeOptions& options) {
   static const base::SteadyClock clock;
   serving::LoopOptions loop_options;
   loop_options.policy = options.policy;
+  loop_options.schedule = serving::parse_schedule(options.schedule).value_or(serving::Schedule::kAffinity);
   loop_options.hints = options.hints;
   loop_options.parallel = options.parallel;
   loop_options.queue_max = static_cast<int32_t>(options.max_queue);

@@ -141,7 +141,8 @@ void ServeArguments::add_cache_flags() {
   add("--host-memory", options_.host_memory_bytes, "host memory for idle sessions, such as 512M or 4G; 0: none (default 1G)")
       ->transform(as_bytes())
       ->type_name("BYTES");
-  add("--policy", options_.policy, "what is forgotten first")->check(one_of({"lru", "affinity"}))->capture_default_str();
+  add("--policy", options_.policy, "what is forgotten first")->check(one_of({"lru", "affinity", "rfc52113"}))->capture_default_str();
+  add("--schedule", options_.schedule, "who goes next: by arrival, or who is nearest to its first token")->check(one_of({"fcfs", "affinity"}))->capture_default_str();
   add("--hints", hints_, "use what clients tell about their sessions")->check(one_of({"on", "off"}))->capture_default_str();
   add("--copy-budget-ms", options_.copy_budget_ms, "time for host copies in a turn while someone decodes")
       ->check(at_least(0))

@@ -51,6 +51,7 @@ struct ServeOptions {
   int32_t block_tokens = 64;
   int64_t host_memory_bytes = int64_t{1} << 30;
   std::string policy = "affinity";
+  std::string schedule = "affinity";
   bool hints = true;
 
   // Limits

@@ -38,6 +38,7 @@ TEST(ServeOptions, DefaultsListenOnLoopbackWithoutKeys) {
   EXPECT_EQ(o->port, 8080);
   EXPECT_EQ(o->engine, "llamacpp");
   EXPECT_EQ(o->policy, "affinity");
+  EXPECT_EQ(o->schedule, "affinity");
   EXPECT_TRUE(o->hints);
   EXPECT_FALSE(o->allow_forced_replies);
   EXPECT_TRUE(o->api_keys.empty());

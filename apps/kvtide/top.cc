@@ -19,7 +19,7 @@ namespace kvtide::app {
 namespace {
 
 constexpr auto kTimeout = std::chrono::seconds(5);
-constexpr size_t kLinesAboveSessions = 10;
+constexpr size_t kLinesAboveSessions = 14;  // with all lines of regret
 constexpr size_t kWidthWithoutTerminal = 140;
 constexpr size_t kRowsWithoutTerminal = 60;
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdarg>
 #include <cstdio>
+#include <utility>
+#include <vector>
 
 #include "apps/kvtide/json_read.h"
 #include "apps/kvtide/sizes.h"
@@ -68,6 +70,32 @@ std::string request_lines(const TopSnapshot& now, const TopSnapshot* before) {
   return out + "\n";
 }
 
+/// How many more (or, negative, fewer) prompt tokens of the last hour others would have reused, in percent of all.
+std::string regret_line(const std::string& name, const Json& hour) {
+  const int64_t prompt = int_of(hour, "prompt");
+  if (prompt == 0) return "";
+  const auto share = [&](int64_t tokens) { return 100 * static_cast<double>(tokens) / static_cast<double>(prompt); };
+  const int64_t reused = int_of(hour, "reused");
+  const auto beside = [&](const char* rival) { return share(int_of(member(hour, "hits"), rival) - reused); };
+  return format("%-17s hit %5.1f %%  lru at 0.5x %+5.1f  1x %+5.1f  2x %+5.1f  optimal %+5.1f  first seen %4.1f\n", plain(name, 17).c_str(),
+                share(reused), beside("lru_half"), beside("lru"), beside("lru_double"), beside("optimal"), share(int_of(hour, "compulsory")));
+}
+
+std::string regret_lines(const TopSnapshot& now) {
+  constexpr size_t kTenants = 3;
+  const Json& regret = member(now.stats, "regret");
+  std::string out = regret_line("regret last hour", member(member(regret, "all"), "last_hour"));
+  const Json& tenants = list_of(regret, "tenants");
+  if (tenants.size() < 2) return out;
+  // Those that asked for most.
+  std::vector<std::pair<int64_t, const Json*>> busiest;
+  for (const Json& tenant : tenants) busiest.emplace_back(int_of(member(tenant, "last_hour"), "prompt"), &tenant);
+  std::stable_sort(busiest.begin(), busiest.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  if (busiest.size() > kTenants) busiest.resize(kTenants);
+  for (const auto& [prompt, tenant] : busiest) out += regret_line("  " + text_of(*tenant, "tenant"), member(*tenant, "last_hour"));
+  return out;
+}
+
 std::string tier_lines(const TopSnapshot& now) {
   std::string out;
   for (const Json& tier : list_of(now.tiers, "tiers")) {
@@ -116,7 +144,7 @@ std::string session_table(const Json& sessions, size_t rows) {
 std::string top_frame(const TopSnapshot& now, const TopSnapshot* before, size_t width, size_t session_rows) {
   const Json& sessions = list_of(now.sessions, "sessions");
   const int64_t total = int_of(now.sessions, "total", static_cast<int64_t>(sessions.size()));
-  std::string out = "kvtide top  " + plain(now.url, 60) + "\n\n" + tier_lines(now) + "\n" + request_lines(now, before);
+  std::string out = "kvtide top  " + plain(now.url, 60) + "\n\n" + tier_lines(now) + "\n" + request_lines(now, before) + regret_lines(now);
   out += format("sessions  %lld\n\n", static_cast<long long>(total));
   out += session_table(sessions, session_rows);
   return cut_to_width(out, width);

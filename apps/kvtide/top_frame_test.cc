@@ -53,6 +53,26 @@ TEST(TopFrame, FitsTheTerminal) {
   }
 }
 
+TEST(TopFrame, ShowsWhatOtherCachesWouldHaveReused) {
+  TopSnapshot s = snapshot(10, 500);
+  const Json hour = Json::parse(
+      R"({"prompt":1000,"reused":500,"compulsory":150,"hits":{"lru_half":380,"lru":490,"lru_double":600,"optimal":655}})");
+  const auto tenant = [&](const char* name, int prompt) {
+    Json one{{"tenant", name}, {"last_hour", hour}};
+    one["last_hour"]["prompt"] = prompt;
+    return one;
+  };
+  s.stats["regret"] = {{"all", {{"last_hour", hour}}}, {"tenants", {tenant("red", 10)}}};
+  EXPECT_THAT(top_frame(s, nullptr, 160, 10),
+              HasSubstr("hit  50.0 %  lru at 0.5x -12.0  1x  -1.0  2x +10.0  optimal +15.5  first seen 15.0\n"));
+  EXPECT_THAT(top_frame(s, nullptr, 160, 10), Not(HasSubstr("red")));  // one tenant is all
+  s.stats["regret"]["tenants"] = {tenant("red", 10), tenant("blue\033", 40), tenant("green", 30), tenant("grey", 20), tenant("idle", 0)};
+  const std::string frame = top_frame(s, nullptr, 160, 10);
+  EXPECT_LT(frame.find("blue?"), frame.find("green"));
+  EXPECT_THAT(frame, HasSubstr("grey"));
+  EXPECT_THAT(frame, Not(HasSubstr("  red")));
+}
+
 TEST(TopFrame, SurvivesAnAnswerItDoesNotKnow) {
   TopSnapshot s;
   s.tiers = "odd";

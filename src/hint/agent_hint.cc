@@ -40,7 +40,7 @@ std::optional<Verb> read_command(FieldReader& in, const char* name) {
   return verb;
 }
 
-std::optional<Action> read_edit(FieldReader& edit, bool manage_request) {
+std::optional<Action> read_edit(FieldReader& edit) {
   Action action;
   if (!edit.has("type")) {
     edit.problem("type", "missing");
@@ -68,7 +68,7 @@ std::optional<Action> read_edit(FieldReader& edit, bool manage_request) {
       return std::nullopt;
     }
   } else {
-    action.target = ranged || !manage_request ? Target::kMessages : Target::kSession;
+    action.target = ranged ? Target::kMessages : Target::kSession;  // neither given: the whole context
   }
   if (!ranged) return action;
   // Gateways add block ranges that they worked out from the message range; the client's own words win.
@@ -130,14 +130,14 @@ std::optional<Action> read_session_control(FieldReader& hint) {
   return action;
 }
 
-void read_edits(FieldReader& management, bool manage_request, size_t room, std::vector<Action>& actions, std::vector<Problem>& problems) {
+void read_edits(FieldReader& management, size_t room, std::vector<Action>& actions, std::vector<Problem>& problems) {
   const json* edits = management.list("edits");
   if (edits == nullptr) return;
   const std::string path = management.path_of("edits");
   for (size_t i = 0; i < std::min(edits->size(), room); ++i) {
     std::optional<FieldReader> edit = FieldReader::open((*edits)[i], path + "[" + std::to_string(i) + "]", problems);
     if (!edit) continue;
-    if (std::optional<Action> action = read_edit(*edit, manage_request)) actions.push_back(std::move(*action));
+    if (std::optional<Action> action = read_edit(*edit)) actions.push_back(std::move(*action));
   }
   if (edits->size() > room) {
     management.problem("edits", "a message has room for " + std::to_string(kActionsMax) + " actions; later edits are ignored");
@@ -157,7 +157,7 @@ void read_actions(FieldReader& hint, const json& body, Hints& out) {
   if (fact && !ends) out.actions.push_back(*fact);
   if (std::optional<Action> retain = read_cache_control(hint)) out.actions.push_back(*retain);
   if (const std::optional<Verb> verb = read_command(hint, "action")) out.actions.emplace_back().verb = *verb;
-  if (management) read_edits(*management, out.manage_request, kActionsMax - out.actions.size() - (ends ? 1 : 0), out.actions, out.problems);
+  if (management) read_edits(*management, kActionsMax - out.actions.size() - (ends ? 1 : 0), out.actions, out.problems);
   if (ends) out.actions.push_back(*fact);
 }
 

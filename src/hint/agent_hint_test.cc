@@ -143,13 +143,13 @@ TEST(Seed, IdentityAloneOnAnEmptyBodyIsNoManagementRequest) {
   EXPECT_FALSE(decode_agent_hint({{"messages", json::array()}, {"agent_hint", {{"session_id", "s"}}}}).manage_request);
 }
 
-TEST(Edits, WithoutTargetOrRangeManagementIsAboutTheSessionAndATurnAboutItsMessages) {
+TEST(Edits, WithoutTargetOrRangeAreAboutTheWholeContext) {
   EXPECT_EQ(decode_agent_hint(manage({{{"type", "evict"}}})).actions.at(0).target, Target::kSession);
 
   const json after_turn = {{"session_id", "s"}, {"context_management", {{"edits", {{{"type", "evict"}}}}}}};
   const Hints hints = decode_agent_hint(turn(after_turn));
   EXPECT_FALSE(hints.manage_request);
-  EXPECT_EQ(hints.actions.at(0).target, Target::kMessages);
+  EXPECT_EQ(hints.actions.at(0).target, Target::kSession);
   EXPECT_EQ(hints.actions.at(0).start, std::nullopt);
 }
 

@@ -6,6 +6,7 @@
 // Threading: confined to the loop. Never blocks. Cost: rank() O(claimants of the block).
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string_view>
 
@@ -20,10 +21,11 @@ using base::BlockId;
 using base::BranchId;
 using index::Tier;
 
-/// When a branch will want its blocks again, as far as anyone can tell.
+/// How soon a branch will want its blocks again, as far as anyone can tell.
 struct Forecast {
-  double wait_s = 0;   // expected seconds until the next use, > 0
+  double rate_per_s = 0;  // uses expected per second that memory is held for it, > 0
   double boost = 1;    // bounded protection asked for by the client, >= 1
+  base::TimeNs protected_until_ns = 0;  // a client asked to retain it until then; 0: nobody did
 };
 
 /// What the session manager tells a policy about claimants.
@@ -53,9 +55,13 @@ class EvictionPolicy {
 
   /// Whether ranks move by themselves as time passes.
   virtual bool drifts() const = 0;
+
+  /// When the rank of `block` next rises by itself, at one known instant after `now_ns`; kNeverNs: it does not, or it drifts.
+  virtual base::TimeNs rises_at_ns(BlockId /*block*/, Tier /*tier*/, base::TimeNs /*now_ns*/) const { return kNeverNs; }
+  static constexpr base::TimeNs kNeverNs = std::numeric_limits<base::TimeNs>::max();
 };
 
-/// `name`: "lru" or "affinity". Errors: kInvalidArgument, naming the known ones. The view's referents must outlive the policy.
+/// `name`: "lru", "affinity" or "rfc52113". Errors: kInvalidArgument, naming the known ones. The view's referents must outlive the policy.
 base::Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view name, PolicyView view);
 
 }  // namespace kvtide::policy

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "policy/eviction_policy.h"
+#include "policy/rfc52113.h"
 
 namespace kvtide::policy {
 namespace {
@@ -37,13 +38,13 @@ class Affinity final : public EvictionPolicy {
   }
 
  private:
-  static constexpr double kUnclaimedShare = 0.02;  // of the rate that a claimant as old as the block would give
+  static constexpr double kUnclaimedShare = 1e-4;  // of the rate that a claimant as old as the block would give
 
   double wanted_per_s(BlockId id, const index::Block& block, base::TimeNs now_ns) const {
     double rate = 0;
     view_.blocks.for_each_claim(id, [&](BranchId branch) {
       const Forecast f = view_.forecasts.forecast(branch, now_ns);
-      rate += f.boost / std::max(f.wait_s, 1e-3);
+      rate += f.boost * f.rate_per_s;
     });
     const double age_s = std::max(1e-3, static_cast<double>(now_ns - block.last_used_ns) * 1e-9);
     return rate + kUnclaimedShare * (1.0 + static_cast<double>(std::min(block.uses, 64U))) / (1.0 + age_s);
@@ -63,7 +64,8 @@ class Affinity final : public EvictionPolicy {
 base::Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view name, PolicyView view) {
   if (name == "lru") return std::make_unique<Lru>(view);
   if (name == "affinity") return std::make_unique<Affinity>(view);
-  return base::error(base::Code::kInvalidArgument, "policy '" + std::string(name) + "' is unknown; known: lru, affinity");
+  if (name == "rfc52113") return make_rfc52113(view);
+  return base::error(base::Code::kInvalidArgument, "policy '" + std::string(name) + "' is unknown; known: lru, affinity, rfc52113");
 }
 
 }  // namespace kvtide::policy

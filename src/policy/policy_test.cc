@@ -3,7 +3,6 @@
 #include <map>
 
 #include "base/random.h"
-#include "policy/gap_histogram.h"
 #include "policy/victim_queue.h"
 
 namespace kvtide::policy {
@@ -14,7 +13,7 @@ using base::SlotId;
 
 class FixedForecasts final : public Forecasts {
  public:
-  Forecast forecast(BranchId branch, base::TimeNs) const override { return {waits.at(branch.value), 1}; }
+  Forecast forecast(BranchId branch, base::TimeNs) const override { return {1 / waits.at(branch.value), 1}; }
   std::map<uint32_t, double> waits;
 };
 
@@ -148,25 +147,6 @@ TEST(CostModel, LoadsUnlessMeasurementSaysRecomputingIsFaster) {
   costs.note_prefill(64, 0, 64 * 1000);
   costs.note_load(1 << 20, kSecond);
   EXPECT_FALSE(costs.load_is_faster(1 << 20, 64, 0));
-}
-
-TEST(GapHistogram, ExpectsALongPauseToLastLongerAndLearnsWhatIsUsual) {
-  GapHistogram gap(GapHistogram::Prior::kTool);
-  EXPECT_LT(gap.remaining_s(0), 2);
-  EXPECT_GT(gap.remaining_s(60), 60);
-  for (int i = 0; i < 100; ++i) gap.note(40);
-  EXPECT_NEAR(gap.remaining_s(0), 45, 15);
-  EXPECT_LT(gap.remaining_s(30), 30);
-}
-
-TEST(GapHistogram, KnowsThatPeopleTakeLongerThanTools) {
-  EXPECT_GT(GapHistogram(GapHistogram::Prior::kUser).remaining_s(0), 20 * GapHistogram(GapHistogram::Prior::kTool).remaining_s(0));
-}
-
-TEST(GapHistogram, BeyondEverythingSeenItExpectsAsLongAgain) {
-  GapHistogram gap;
-  gap.note(1);
-  EXPECT_DOUBLE_EQ(gap.remaining_s(5000), 5000);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "policy/victim_queue.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/check.h"
 
@@ -17,9 +18,27 @@ double VictimQueue::rank(BlockId id, base::TimeNs now_ns) const {
   return policy_.rank(id, tier_, now_ns) + (spare ? kSpareFirst : 0.0);
 }
 
+double VictimQueue::enter(BlockId id, base::TimeNs now_ns) {
+  const base::TimeNs rises_ns = policy_.rises_at_ns(id, tier_, now_ns);
+  if (rises_ns != EvictionPolicy::kNeverNs) {
+    wheel_.arm(id, blocks_.at(id).epoch, rises_ns);
+  } else if (wheel_.armed() > 0) {
+    wheel_.cancel(id);
+  }
+  return rank(id, now_ns);
+}
+
+void VictimQueue::note_risen(base::TimeNs now_ns) {
+  due_.clear();
+  wheel_.advance(now_ns, due_);
+  for (const TtlWheel::Due& due : due_) {
+    if (blocks_.alive(due.block, due.epoch)) note(due.block, now_ns);
+  }
+}
+
 void VictimQueue::note(BlockId block, base::TimeNs now_ns) {
   if (!is_victim(block)) return;
-  heap_.push_back({rank(block, now_ns), block.value, blocks_.at(block).epoch});
+  heap_.push_back({enter(block, now_ns), block.value, blocks_.at(block).epoch});
   std::push_heap(heap_.begin(), heap_.end());
   if (heap_.size() > heap_max()) rebuild(now_ns);
 }
@@ -28,12 +47,13 @@ void VictimQueue::rebuild(base::TimeNs now_ns) {
   rebuilt_ns_ = now_ns;
   heap_.clear();
   blocks_.for_each([&](BlockId id) {
-    if (is_victim(id)) heap_.push_back({rank(id, now_ns), id.value, blocks_.at(id).epoch});
+    if (is_victim(id)) heap_.push_back({enter(id, now_ns), id.value, blocks_.at(id).epoch});
   });
   std::make_heap(heap_.begin(), heap_.end());
 }
 
 std::optional<VictimQueue::Victim> VictimQueue::best(base::TimeNs now_ns) {
+  note_risen(now_ns);
   const bool stale = policy_.drifts() && now_ns - rebuilt_ns_ > kRebuildNs;
   if (stale || heap_.size() > heap_max()) rebuild(now_ns);
   while (!heap_.empty()) {
@@ -46,6 +66,7 @@ std::optional<VictimQueue::Victim> VictimQueue::best(base::TimeNs now_ns) {
     }
     const double present = rank(id, now_ns);
     if (present >= top.rank) return Victim{id, present};
+    enter(id, now_ns);
     // It got more valuable since: sink it to its present place and look again.
     std::pop_heap(heap_.begin(), heap_.end());
     heap_.back().rank = present;
@@ -56,6 +77,22 @@ std::optional<VictimQueue::Victim> VictimQueue::best(base::TimeNs now_ns) {
 }
 
 void VictimQueue::check_invariants(base::TimeNs now_ns) {
+  note_risen(now_ns);
+  wheel_.check_invariants();
+  if (!policy_.drifts()) {
+    // Nothing became a better victim untold: every one stands in the heap at its present place or above.
+    std::unordered_map<uint32_t, double> highest;
+    for (const Entry& entry : heap_) {
+      if (!blocks_.alive(BlockId(entry.block), entry.epoch)) continue;
+      const auto [at, fresh] = highest.try_emplace(entry.block, entry.rank);
+      if (!fresh) at->second = std::max(at->second, entry.rank);
+    }
+    blocks_.for_each([&](BlockId id) {
+      if (!is_victim(id)) return;
+      const auto at = highest.find(id.value);
+      KV_CHECK(at != highest.end() && at->second >= rank(id, now_ns));
+    });
+  }
   rebuild(now_ns);
   bool any = false;
   double worst = 0;

@@ -2,8 +2,8 @@
 //
 // Only leaves of the tier can be victims: a block goes after every block that extends it. Entries may be stale: a block that was
 // touched, claimed or leased since is recognised when it reaches the top, and is put back with its present rank or skipped. What makes
-// a block a *better* victim (a released claim, a child that left) must be told with note(). When ranks drift with time the heap is
-// rebuilt now and then.
+// a block a *better* victim (a released claim, a child that left) must be told with note(). Time does it too: a block whose rank rises at
+// a known instant has a timer and is noted then; when ranks drift all the time the heap is rebuilt now and then.
 //
 // A host copy of a block that is on the device too is *spare*: losing it costs nothing while the device copy lives, and when that one goes
 // the block is written back again if it is still worth it. Spare copies go first under every policy, so that device and host add up.
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "policy/eviction_policy.h"
+#include "policy/ttl_wheel.h"
 
 namespace kvtide::policy {
 
@@ -45,6 +46,10 @@ class VictimQueue {
 
   bool is_victim(BlockId id) const;
   double rank(BlockId id, base::TimeNs now_ns) const;
+  /// Its present rank, and a timer for the instant at which that rises. Every rank that goes into the heap comes from here.
+  double enter(BlockId id, base::TimeNs now_ns);
+  /// Notes the blocks whose ranks rose by themselves since.
+  void note_risen(base::TimeNs now_ns);
   void rebuild(base::TimeNs now_ns);
   size_t heap_max() const { return 4 * blocks_.copies_in(tier_) + 1024; }  // stale entries are cleared above it
 
@@ -54,6 +59,8 @@ class VictimQueue {
   const EvictionPolicy& policy_;
   const Tier tier_;
   std::vector<Entry> heap_;
+  TtlWheel wheel_;
+  std::vector<TtlWheel::Due> due_;  // kept for its memory
   base::TimeNs rebuilt_ns_ = 0;
 };
 

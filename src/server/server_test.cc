@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "server/testing/http_client.h"
 #include "server/testing/scripted_service.h"
 
@@ -92,6 +95,26 @@ TEST_F(ServerTest, StreamsAChatWithUsageBesideAChoice) {
   EXPECT_TRUE(usage["choices"].empty());
   EXPECT_EQ(usage["usage"]["completion_tokens"], 2);
   EXPECT_EQ(events.back(), "[DONE]");
+}
+
+// The next request may arrive at the very moment at which the server stops looking for a client that left.
+TEST_F(ServerTest, AClientThatAsksAgainAtOnceIsAnswered) {
+  start();
+  json body = chat_body();
+  body["stream"] = true;
+  std::vector<std::jthread> clients;
+  std::atomic<int> unanswered{0};
+  for (int c = 0; c < 4; ++c) {
+    clients.emplace_back([&] {
+      HttpClient client(server_->port());
+      for (int i = 0; i < 500 && unanswered == 0; ++i) {
+        const Answer answer = client.post("/v1/chat/completions", body);
+        if (answer.status != 200 || answer.events().empty() || answer.events().back() != "[DONE]") ++unanswered;
+      }
+    });
+  }
+  clients.clear();
+  EXPECT_EQ(unanswered, 0);
 }
 
 TEST_F(ServerTest, StreamsToolCalls) {
@@ -264,10 +287,14 @@ TEST_F(ServerTest, ServesTheAdminApi) {
   service_.session_list = {{.tenant = "default", .session_id = "a/b", .parent_id = "p"}, {.tenant = "red", .session_id = "c"}};
   service_.tier_list = {{.name = "host", .used_bytes = 9}};
   service_.stats_now.requests_total = 4;
+  const policy::Regret regret{.prompt = 9, .reused = 3, .lost = {0, 0, 0, 3}};
+  service_.stats_now.regret.tenants = {{.tenant = "red", .total = regret, .last_hour = regret}};
   start();
   EXPECT_EQ(get("/health").json(), json({{"status", "ok"}}));
   EXPECT_EQ(get("/kv/v1/tiers").json()["tiers"][0]["used_bytes"], 9);
   EXPECT_EQ(get("/kv/v1/stats").json()["requests"]["total"], 4);
+  EXPECT_EQ(get("/kv/v1/stats").json()["regret"]["tenants"][0]["last_hour"]["hits"]["optimal"], 6);
+  EXPECT_THAT(get("/metrics").body, HasSubstr("kvtide_regret_lost_tokens_total{tenant=\"red\",against=\"optimal\"} 3\n"));
   EXPECT_EQ(get("/kv/v1/capabilities").json()["engine"]["name"], "scripted");
   EXPECT_THAT(get("/metrics").body, HasSubstr("kvtide_requests_total 4\n"));
   EXPECT_EQ(get("/kv/v1/sessions?offset=2&limit=7").json()["total"], 2);

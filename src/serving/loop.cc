@@ -12,7 +12,6 @@ namespace {
 constexpr size_t kInboxCalls = 4096;                         // calls under way; each is drained within a turn
 constexpr size_t kReceiptsPerTenant = 4096;
 constexpr base::DurationNs kTickNs = base::kSecond;
-constexpr base::DurationNs kPassedOverMaxNs = 5 * base::kSecond;  // after this the oldest waiting request is passed over no more
 constexpr std::chrono::milliseconds kIdleWait{100};
 constexpr size_t kInboxForRequests = kInboxCalls / 2;        // room that hints and questions never take: they cannot keep requests out
 
@@ -29,6 +28,14 @@ session::SamConfig sam_config(const engine::EngineInfo& info, const tier::Tier* 
   config.policy = options.policy;
   config.hints = options.hints;
   config.sessions_max = options.sessions_max;
+  return config;
+}
+
+// All tiers are one memory to the shadow. Without reuse there is no cache to compare.
+policy::ShadowConfig shadow_config(const engine::EngineInfo& info, const tier::Tier* host) {
+  policy::ShadowConfig config;
+  config.block_tokens = info.block_tokens;
+  if (info.reuse) config.capacity_blocks = info.device_tokens / info.block_tokens + (host == nullptr ? 0 : host->stats().slots);
   return config;
 }
 
@@ -52,6 +59,7 @@ Loop::Loop(std::unique_ptr<engine::Engine> engine, std::unique_ptr<engine::TextM
       copies_(*engine_, host_.get(), *sam_, clock_),
       memory_(*text_model_, options_.prompt_memory_bytes),
       receipts_(kReceiptsPerTenant),
+      shadow_(shadow_config(engine_->info(), host_.get())),
       inbox_(kInboxCalls),
       thread_([this](std::stop_token stop) { run(std::move(stop)); }) {}
 
@@ -198,13 +206,16 @@ void Loop::accept(RequestId id, GenerateRequest request, std::shared_ptr<Sink> s
     return;
   }
   a.sampler = std::move(*sampler);
-  for (Token token : request.prompt) a.sampler->accept(token, false);
+  // Penalties look at the last tokens only; a long prompt must not hold up the loop.
+  const auto seen = std::min(request.prompt.size(), static_cast<size_t>(std::max(request.sampling.repeat_last_n, 0)));
+  for (Token token : std::span(request.prompt).last(seen)) a.sampler->accept(token, false);
   session::Arrival arrival;
   arrival.id = id;
   arrival.tenant = request.tenant;
   if (options_.hints) arrival.identity = request.hints.identity;
   arrival.root = root;
   arrival.tokens = request.prompt;
+  a.shadow_path = shadow_.sample(keys);
   arrival.keys = std::move(keys);
   arrival.max_new_tokens = request.max_tokens;
   arrival.prior_tools = request.prior_tools;
@@ -215,14 +226,24 @@ void Loop::accept(RequestId id, GenerateRequest request, std::shared_ptr<Sink> s
   copies_.run();
   a.request = std::move(request);
   for (const hint::Receipt& receipt : run_actions(a.request.tenant, a.request.hints)) a.hint_ids.push_back(receipt.hint_id);
+  if (options_.schedule == Schedule::kAffinity) estimate(a);
   actives_.emplace(id, std::move(owned));
   waiting_line_.push_back(id);
 }
 
 void Loop::admit_waiting() {
+  if (waiting_line_.empty()) return;
+  if (options_.schedule == Schedule::kAffinity) {
+    admit_by_affinity();
+  } else {
+    admit_by_arrival();
+  }
+}
+
+void Loop::admit_by_arrival() {
   const base::TimeNs now_ns = clock_.now();
   bool passed_over = false;
-  for (size_t i = 0; i < waiting_line_.size() && static_cast<int32_t>(running_.size()) < options_.parallel;) {
+  for (size_t i = 0; i < waiting_line_.size() && static_cast<int32_t>(running_.size()) < options_.parallel && !admission_stalls(now_ns);) {
     Active& a = *actives_.at(waiting_line_[i]);
     const session::Sam::Admission admission = try_admit(a);
     if (admission == session::Sam::Admission::kAdmitted) {
@@ -232,7 +253,7 @@ void Loop::admit_waiting() {
       continue;
     }
     // Without any free sequence nobody behind fares better; and nobody is passed over for long.
-    passed_over = passed_over || (admission == session::Sam::Admission::kWait && now_ns - a.arrived_ns > kPassedOverMaxNs);
+    passed_over = passed_over || (admission == session::Sam::Admission::kWait && now_ns - a.arrived_ns > kPassedOverNs);
     if (passed_over) return;
     ++i;
   }
@@ -247,7 +268,9 @@ session::Sam::Admission Loop::try_admit(Active& a) {
   const CopyExecutor::Loaded ignored = copies_.run();
   (void)ignored;
   if (admission != session::Sam::Admission::kAdmitted) return admission;
-  if (a.admitted_ns == 0) a.admitted_ns = clock_.now();
+  a.started_ns = clock_.now();
+  if (a.admitted_ns == 0) a.admitted_ns = a.started_ns;
+  ++changes_;
   a.phase = Phase::kLoading;
   return admission;
 }
@@ -270,6 +293,7 @@ bool Loop::load_some(Active& a, int32_t blocks_max) {
     const CoreTimer timer(*this);
     if (!sam_->next_load(a.id, blocks_max, now_ns)) {
       a.phase = Phase::kPrefill;
+      compare_reuse(a);
       return false;
     }
   }
@@ -302,8 +326,8 @@ void Loop::run_copies() {
   auto spent = [&] { return bounded && left_ns() <= 0; };
   auto bite = [&] { return bite_blocks(bounded ? std::max<base::DurationNs>(left_ns(), 0) : base::DurationNs{-1}); };
   bool loaded = false;  // one bite of loading a turn always goes, however small the budget: it must end
-  for (size_t i = 0; i < running_.size(); ++i) {
-    Active& a = *actives_.at(running_[i]);
+  for (RequestId id : in_order(Phase::kLoading)) {
+    Active& a = *actives_.at(id);
     while (a.phase == Phase::kLoading && (!spent() || !loaded) && load_some(a, bite())) {
       loaded = true;
     }

@@ -1,8 +1,8 @@
 // The loop: one thread that owns engine, index, sessions and policy, and gives every request its turn.
 //
 // Each turn: drain the inbox; let the manager admit; run copies within a time budget (unlimited while nobody decodes); build one batch,
-// decodes first, then prompt chunks; step; emit. Requests wait in order of arrival; one that cannot be admitted is passed over by later
-// ones only for a bounded time.
+// decodes first, then prompt chunks; step; emit. Who is admitted next and whose prompt goes on is the schedule's business (schedule.h);
+// nobody is passed over for longer than a bound.
 //
 // Threading: the Service methods are thread-safe; everything private runs on the loop thread.
 // When full: the inbox and the waiting line answer kResourceExhausted.
@@ -20,9 +20,11 @@
 #include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "hint/receipt_log.h"
+#include "policy/shadow.h"
 #include "serving/copy_executor.h"
 #include "serving/prompt_memory.h"
 #include "serving/reply_text.h"
+#include "serving/schedule.h"
 #include "serving/service.h"
 #include "session/sam.h"
 #include "tier/api/tier.h"
@@ -31,6 +33,7 @@ namespace kvtide::serving {
 
 struct LoopOptions {
   std::string policy = "affinity";
+  Schedule schedule = Schedule::kAffinity;
   bool hints = true;
   int32_t parallel = 8;                // requests with a sequence at once
   int32_t queue_max = 256;             // requests that wait
@@ -76,8 +79,15 @@ class Loop final : public Service {
     int32_t generated = 0;
     int32_t prompt_tokens = 0;
     Token pending = 0;                    // sampled, not yet on the device
+    base::TimeNs started_ns = 0;          // admitted last
+    double work_ns = 0;                   // predicted until its first token, while it waits
+    int64_t estimated_at = 0;             // residency() of that
+    uint64_t tried_at = 0;                // decision_ that tried to admit it
+    bool held = false;                    // a sibling computes what it shares
     bool resuming = false;                // preempted after its first token: `pending` is still to come
     std::vector<std::string> hint_ids;    // of its own actions
+    std::vector<policy::SampledBlock> shadow_path;  // blocks of the prompt that the shadow looks at
+    bool compared = false;                // the shadow knows what was reused
   };
   using Call = std::function<void()>;
 
@@ -101,7 +111,17 @@ class Loop final : public Service {
   void drain_inbox(bool wait);
   void accept(RequestId id, GenerateRequest request, std::shared_ptr<Sink> sink, std::vector<index::BlockKey> keys, index::BlockKey root);
   void admit_waiting();
+  void admit_by_arrival();
   session::Sam::Admission try_admit(Active& a);
+  // loop_schedule.cc
+  Place place(const Active& a) const;
+  void estimate(Active& a);
+  int64_t residency() const;
+  void refresh_estimates();
+  void admit_by_affinity();
+  bool admission_stalls(base::TimeNs begin_ns) const;
+  std::vector<RequestId> in_order(Phase phase) const;
+
   bool decoding() const;
   void run_copies();
   bool load_some(Active& a, int32_t blocks_max);
@@ -115,12 +135,17 @@ class Loop final : public Service {
     bool prefill;
   };
   std::vector<BatchItem> build_batch();
+  int32_t tokens_within(double left_ns, int32_t at, int32_t tokens_max) const;
   bool make_room_to_decode(Active& a);
   bool step();
+  void note_prefill_cost(const std::vector<BatchItem>& batch, base::DurationNs took_ns);
+  void step_alone(const std::vector<BatchItem>& batch, const std::vector<engine::StepItem>& items);
   void emit_token(Active& a, size_t item);
   void finish(Active& a, FinishReason reason);
   void fail(Active& a, base::Error error);
   void remember(const Active& a);
+  void compare_reuse(Active& a);
+  void note_finished_path(Active& a);
   void drop(RequestId id);
   KvReport report(const Active& a, base::TimeNs now_ns) const;
 
@@ -141,6 +166,7 @@ class Loop final : public Service {
   CopyExecutor copies_;
   PromptMemory memory_;
   hint::ReceiptLog receipts_;
+  policy::Shadow shadow_;
 
   base::BoundedQueue<Call> inbox_;
   std::atomic<uint64_t> next_id_{1};
@@ -154,6 +180,10 @@ class Loop final : public Service {
   std::unordered_map<RequestId, std::unique_ptr<Active>> actives_;
   std::deque<RequestId> waiting_line_;     // by arrival
   std::vector<RequestId> running_;         // by admission
+  int64_t changes_ = 0;                    // requests that came or went, actions run: blocks may have too
+  bool progress_ = false;                  // a prompt was computed or a request went: what held siblings wait for may be there
+  uint64_t decision_ = 0;
+  size_t refresh_next_ = 0;
   std::unordered_map<RequestId, session::BranchRef> recent_;  // finished lately, for note_tool_calls
   std::deque<RequestId> recent_order_;
   std::map<std::string, int64_t> hint_counts_;

@@ -290,11 +290,14 @@ TEST_P(HintsTest, SessionsKnowTheirFamily) {
   h.ask(greedy(kPrompt + "root", "root"));
   GenerateRequest child = greedy(kPrompt + "child", "child");
   child.hints.identity.parent_id = "root";
-  h.ask(child);
+  const KvReport first = h.ask(child)->last().kv;
   EXPECT_EQ(h.session("child").parent_id, "root");
   EXPECT_EQ(h.session("root").children, std::vector<std::string>{"child"});
   EXPECT_EQ(h.session("root").turns, 1);
-  EXPECT_GE(h.session("child").reused_tokens_total, 0);
+  EXPECT_EQ(h.session("child").reused_tokens_total, first.device_tokens + first.host_tokens);
+  const KvReport again = h.ask(greedy(kPrompt + "child", "child"))->last().kv;
+  EXPECT_GT(again.device_tokens + again.host_tokens, 0);
+  EXPECT_EQ(h.session("child").reused_tokens_total, first.device_tokens + first.host_tokens + again.device_tokens + again.host_tokens);
   h.manage_one(Verb::kEnd, "root");
   EXPECT_EQ(h.session("child").state, "ended");
   EXPECT_EQ(h.tier("device").blocks, 0);

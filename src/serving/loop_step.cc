@@ -1,5 +1,6 @@
 // One forward pass and what comes of it: the batch, the step, the tokens, the end of a reply.
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "serving/loop.h"
@@ -33,11 +34,24 @@ bool Loop::make_room_to_decode(Active& a) {
     copies_.run();
     victim.resuming = victim.resuming || victim.phase == Phase::kDecode;  // its pending token stays pending, however often it gives way
     victim.phase = Phase::kWaiting;
+    progress_ = true;
+    ++changes_;
     running_.pop_back();
     waiting_line_.push_front(youngest);
     waiting_.fetch_add(1);
     if (youngest == a.id) return false;
   }
+}
+
+// The most prompt tokens at depth `at` that are predicted to take no longer than `left_ns`; one minimal chunk if even that takes longer.
+int32_t Loop::tokens_within(double left_ns, int32_t at, int32_t tokens_max) const {
+  int32_t fits = std::min(kChunkMin, tokens_max);
+  int32_t over = tokens_max + 1;
+  while (over - fits > 1) {
+    const int32_t middle = fits + (over - fits) / 2;
+    (sam_->costs().prefill_ns(middle, at) <= left_ns ? fits : over) = middle;
+  }
+  return fits;
 }
 
 std::vector<Loop::BatchItem> Loop::build_batch() {
@@ -59,14 +73,12 @@ std::vector<Loop::BatchItem> Loop::build_batch() {
   const bool decoders = !batch.empty();
   // Prompt chunks share the time of one step: calls in the inbox wait that long, and so do decoders.
   double left_ns = static_cast<double>(decoders ? options_.decode_stall_ns : options_.step_max_ns);
-  for (RequestId id : running_) {
+  for (RequestId id : in_order(Phase::kPrefill)) {
+    if (budget == 0) break;
     Active& a = *actives_.at(id);
-    if (a.phase != Phase::kPrefill || budget == 0) continue;
     const auto total = static_cast<int32_t>(sam_->tokens(id).size());
     const int32_t at = sam_->length(id);
-    int32_t count = std::min(total - at, budget);
-    const double chunk = left_ns / std::max(sam_->costs().prefill_ns(1, at), 1.0);
-    count = std::min(count, std::max(kChunkMin, static_cast<int32_t>(std::min(chunk, 1e6))));
+    const int32_t count = tokens_within(left_ns, at, std::min(total - at, budget));
     batch.push_back({&a, count, at + count == total, true});
     budget -= count;
     left_ns -= sam_->costs().prefill_ns(count, at);
@@ -80,30 +92,26 @@ bool Loop::step() {
   if (batch.empty()) return false;
   std::vector<engine::StepItem> items;
   items.reserve(batch.size());
-  bool only_prefill = true;
-  int64_t prefill_tokens = 0;
-  int64_t prefill_depth = 0;
   for (const BatchItem& item : batch) {
     Active& a = *item.active;
     if (!item.prefill) sam_->append(a.id, a.pending);
     const int32_t pos = sam_->length(a.id);
-    only_prefill = only_prefill && item.prefill;
-    if (item.prefill) {
-      prefill_depth = prefill_tokens == 0 ? pos : prefill_depth;
-      prefill_tokens += item.count;
-    }
     items.push_back({sam_->sequence(a.id), pos, sam_->tokens(a.id).subspan(static_cast<size_t>(pos), static_cast<size_t>(item.count)), item.last});
   }
   const base::TimeNs begin_ns = clock_.now();
   const base::Status stepped = engine_->step(items);
   const base::TimeNs end_ns = clock_.now();
   if (!stepped) {
-    for (const BatchItem& item : batch) fail(*item.active, stepped.error());
+    if (batch.size() == 1) {
+      fail(*batch[0].active, stepped.error());
+    } else {
+      step_alone(batch, items);
+    }
     return true;
   }
   {
     const CoreTimer timer(*this);
-    if (only_prefill && batch.size() == 1) sam_->costs().note_prefill(prefill_tokens, prefill_depth, end_ns - begin_ns);
+    note_prefill_cost(batch, end_ns - begin_ns);
     for (const BatchItem& item : batch) sam_->extend(item.active->id, item.count, end_ns);
   }
   // Tokens first: a finished request cuts sequences, and logits live until the next step only.
@@ -114,8 +122,38 @@ bool Loop::step() {
   return true;
 }
 
+// One prompt's chunk tells what a token costs. A few decoders beside it hardly count, and where somebody always decodes nothing else would.
+void Loop::note_prefill_cost(const std::vector<BatchItem>& batch, base::DurationNs took_ns) {
+  constexpr size_t kMostly = 8;  // prompt tokens for each decoder
+  const BatchItem& chunk = batch.back();
+  const size_t others = batch.size() - 1;
+  if (!chunk.prefill || static_cast<size_t>(chunk.count) < kMostly * others || (others > 0 && batch[others - 1].prefill)) return;
+  sam_->costs().note_prefill(chunk.count, sam_->length(chunk.active->id), took_ns);
+}
+
+// A step failed, so nobody advanced. Each goes again without the others: only those whose own work cannot be done fail.
+void Loop::step_alone(const std::vector<BatchItem>& batch, const std::vector<engine::StepItem>& items) {
+  for (size_t i = 0; i < batch.size(); ++i) {
+    Active& a = *batch[i].active;
+    if (base::Status stepped = engine_->step(std::span(items).subspan(i, 1)); !stepped) {
+      fail(a, std::move(stepped.error()));
+      continue;
+    }
+    {
+      const CoreTimer timer(*this);
+      sam_->extend(a.id, batch[i].count, clock_.now());
+    }
+    if (batch[i].last) emit_token(a, 0);
+    copies_.run();
+  }
+}
+
 void Loop::emit_token(Active& a, size_t item) {
   const base::TimeNs now_ns = clock_.now();
+  if (a.phase == Phase::kPrefill) {
+    progress_ = true;
+    ++changes_;
+  }
   if (a.phase == Phase::kPrefill && a.resuming) {
     // Its pending token was sampled before it was preempted; the prompt was recomputed only to go on from there.
     a.resuming = false;
@@ -172,6 +210,7 @@ KvReport Loop::report(const Active& a, base::TimeNs now_ns) const {
     case session::Miss::kFirstDifference: kv.miss = MissReason::kFirstDifference; break;
     case session::Miss::kEvicted: kv.miss = MissReason::kEvicted; break;
     case session::Miss::kNeverStored: kv.miss = MissReason::kNeverStored; break;
+    case session::Miss::kOtherSalt: kv.miss = MissReason::kOtherSalt; break;
     case session::Miss::kSlowerThanRecompute: kv.miss = MissReason::kSlowerThanRecompute; break;
     case session::Miss::kFailedLoad: kv.miss = MissReason::kFailedLoad; break;
   }
@@ -191,6 +230,30 @@ void Loop::remember(const Active& a) {
   memory_.remember(a.request.tenant, a.request.prompt_text, a.raw_reply, std::move(tokens));
 }
 
+// Once a request, when all that it reuses is on the device.
+void Loop::compare_reuse(Active& a) {
+  if (std::exchange(a.compared, true)) return;
+  const base::TimeNs begin_ns = clock_.now();
+  const session::Reuse reuse = sam_->reuse(a.id);
+  shadow_.admitted({a.request.tenant, a.shadow_path, reuse.prompt, reuse.device + reuse.host}, begin_ns);
+  totals_.shadow_ns += clock_.now() - begin_ns;
+}
+
+// The blocks of the reply join those of the prompt: the next prompt extends them.
+void Loop::note_finished_path(Active& a) {
+  const base::SeqId seq = sam_->sequence(a.id);
+  if (!a.compared || !seq.valid()) return;
+  const base::TimeNs begin_ns = clock_.now();
+  const std::vector<base::BlockId>& path = sam_->sequences().at(seq).path;
+  const auto first = static_cast<size_t>(a.prompt_tokens / engine_->info().block_tokens);
+  std::vector<index::BlockKey> keys;
+  for (size_t i = first; i < path.size(); ++i) keys.push_back(sam_->blocks().at(path[i]).key);
+  const std::vector<policy::SampledBlock> reply = shadow_.sample(keys, static_cast<int32_t>(first));
+  a.shadow_path.insert(a.shadow_path.end(), reply.begin(), reply.end());
+  shadow_.finished(a.shadow_path);
+  totals_.shadow_ns += clock_.now() - begin_ns;
+}
+
 void Loop::finish(Active& a, FinishReason reason) {
   const base::TimeNs now_ns = clock_.now();
   StreamEvent event{.kind = StreamEvent::Kind::kDone, .tokens = a.generated, .finish = reason};
@@ -202,6 +265,7 @@ void Loop::finish(Active& a, FinishReason reason) {
   totals_.recomputed_tokens += event.kv.recomputed_tokens;
   totals_.compulsory_tokens += event.kv.compulsory_tokens;
   remember(a);
+  note_finished_path(a);
   const RequestId id = a.id;
   recent_[id] = sam_->branch_ref(id);
   recent_order_.push_back(id);
@@ -238,6 +302,8 @@ void Loop::fail(Active& a, base::Error error) {
 void Loop::drop(RequestId id) {
   if (std::erase(running_, id) == 0 && std::erase(waiting_line_, id) > 0) waiting_.fetch_sub(1);
   actives_.erase(id);
+  progress_ = true;
+  ++changes_;
 }
 
 }  // namespace kvtide::serving

@@ -4,6 +4,11 @@
 #include "serving/loop.h"
 
 namespace kvtide::serving {
+namespace {
+
+const std::string kMadeIdPrefix = "kv-";  // of hint ids that clients left out; they may send none of these
+
+}  // namespace
 
 std::string_view finish_reason_name(FinishReason reason) {
   switch (reason) {
@@ -42,15 +47,31 @@ hint::Receipt Loop::run_action(const std::string& tenant, const std::string& dia
       count_hint(dialect, *known);
       return *known;
     }
+    if (action.hint_id.starts_with(kMadeIdPrefix)) {
+      // It is not logged: an action that gets this id later would be taken for it.
+      hint::Receipt refused;
+      refused.hint_id = action.hint_id;
+      refused.verb = hint::verb_name(action.verb);
+      refused.session_id = action.identity.session_id;
+      refused.status = hint::Outcome::kRejected;
+      refused.reason = "ids that begin with kv- are made by the server";
+      count_hint(dialect, refused);
+      return refused;
+    }
   } else {
-    action.hint_id = "kv-" + std::to_string(next_hint_++);
+    action.hint_id = kMadeIdPrefix + std::to_string(next_hint_++);
   }
   hint::Receipt receipt;
   {
     const CoreTimer timer(*this);
     receipt = sam_->hint(tenant, action, clock_.now());
   }
+  ++changes_;
   copies_.run();
+  // A move whose copies were done at once is answered as done.
+  if (receipt.status == hint::Outcome::kDeferred) {
+    if (auto done = sam_->take_receipt(tenant, receipt.hint_id)) receipt = std::move(*done);
+  }
   count_hint(dialect, receipt);
   receipts_.put(tenant, receipt);
   return receipt;
@@ -117,7 +138,7 @@ SessionSnapshot Loop::snapshot_session(session::SessionId id) const {
   out.reused_tokens_total = s.reused_tokens_total;
   out.idle_s = s.running > 0 ? 0 : static_cast<double>(now_ns - s.last_active_ns) * 1e-9;
   const session::BranchId newest = sam_->sessions().newest_branch(id);
-  if (newest.valid() && s.running == 0) out.predicted_next_use_s = sam_->sessions().forecast(newest, now_ns).wait_s;
+  if (newest.valid() && s.running == 0) out.predicted_next_use_s = 1 / sam_->sessions().forecast(newest, now_ns).rate_per_s;
   for (session::SessionId child : sam_->sessions().children(id)) out.children.push_back(sam_->sessions().at(child).name);
   return out;
 }
@@ -190,6 +211,7 @@ ServiceStats Loop::snapshot_stats() const {
     out.leases = stats.leases;
   }
   out.hints.assign(hint_counts_.begin(), hint_counts_.end());
+  out.regret = shadow_.report(clock_.now());
   return out;
 }
 

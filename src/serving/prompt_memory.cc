@@ -6,7 +6,7 @@
 namespace kvtide::serving {
 namespace {
 
-constexpr size_t kLookupsMax = 4096;  // turn ends tried in one prompt; a text of nothing but such marks costs no more than this
+constexpr size_t kLookupsMax = 4096;  // turn ends tried in one prompt, the last ones; a text of nothing but such marks costs no more than this
 
 base::Sha256 start(std::string_view tenant) {
   base::Sha256 hash;
@@ -16,17 +16,21 @@ base::Sha256 start(std::string_view tenant) {
   return hash;
 }
 
-// Where a turn may end in `text`: in front of each end mark, in order.
+// Where a turn may end in `text`: in front of each end mark, in order. Of too many the last ones: replies are newest at the end.
 std::vector<size_t> turn_ends(std::string_view text, const std::vector<std::string>& marks) {
   std::vector<size_t> ends;
   for (const std::string& mark : marks) {
     if (mark.empty()) continue;
-    for (size_t at = text.find(mark); at != std::string_view::npos && ends.size() < kLookupsMax; at = text.find(mark, at + mark.size())) {
-      if (at > 0) ends.push_back(at);
+    size_t left = kLookupsMax;
+    for (size_t at = text.rfind(mark); at != std::string_view::npos && at > 0 && left > 0; --left) {
+      ends.push_back(at);
+      if (at < mark.size()) break;
+      at = text.rfind(mark, at - mark.size());
     }
   }
   std::sort(ends.begin(), ends.end());
   ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  if (ends.size() > kLookupsMax) ends.erase(ends.begin(), ends.end() - kLookupsMax);
   return ends;
 }
 

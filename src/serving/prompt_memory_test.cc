@@ -117,6 +117,14 @@ TEST_F(PromptMemoryTest, TheSameTextAgainTakesTheNewerTokensAndNoMoreRoom) {
   EXPECT_EQ(memory.tokenize("t", "user:ab<end>"), joined(other, {kTwoWaysEnd}));
 }
 
+TEST_F(PromptMemoryTest, OfTooManyTurnsTheNewestAreLookedUp) {
+  PromptMemory memory(model_, 1U << 20);
+  std::string history;
+  for (int i = 0; i < 5'000; ++i) history += "x<end>";
+  const std::vector<Token> turn = remember(memory, "t", history);
+  EXPECT_EQ(memory.tokenize("t", history + "ab<end>"), joined(turn, {kTwoWaysEnd}));
+}
+
 TEST_F(PromptMemoryTest, ATextOfNothingButTurnEndsIsBounded) {
   PromptMemory memory(model_, 1U << 20);
   std::string marks;

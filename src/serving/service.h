@@ -16,6 +16,7 @@
 #include "engine/api/engine.h"
 #include "engine/api/text_model.h"
 #include "hint/hint.h"
+#include "policy/regret.h"
 
 namespace kvtide::serving {
 
@@ -118,6 +119,8 @@ struct ServiceStats {
   int64_t copy_stall_ns_max = 0;  // longest pause of a decoding request caused by copies
   int64_t core_ns = 0;            // CPU time spent in the session manager
   int64_t loop_ns = 0;            // loop time, busy
+  int64_t shadow_ns = 0;          // CPU time of the shadow that measures regret
+  policy::RegretReport regret;    // what other caches would have reused
   std::vector<std::pair<std::string, int64_t>> hints;  // "dialect/verb/status" -> count
 };
 

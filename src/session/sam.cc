@@ -93,6 +93,7 @@ void Sam::extend(RequestId id, int32_t count, TimeNs now_ns) {
       ++counters_.dedup_blocks;
     }
     seqs_.close_tail(r.seq, block);
+    host_victims_->note(block, now_ns);  // if it has a host copy, that is spare now
   }
 }
 
@@ -115,8 +116,7 @@ bool Sam::reserve(RequestId id, int32_t count, TimeNs now_ns) {
 
 void Sam::release_sequence(Request& r, TimeNs now_ns) {
   if (!r.seq.valid()) return;
-  for (size_t i = r.loads_done; i < r.loads.size(); ++i) blocks_.unlease(r.loads[i], Tier::kHost);
-  for (size_t i = r.loads_done; i < r.loads.size(); ++i) host_victims_->note(r.loads[i], now_ns);
+  for (size_t i = r.loads_done; i < r.loads.size(); ++i) unlease_host(r.loads[i], now_ns);
   r.loads.clear();
   r.loads_done = 0;
   r.load_in_flight = 0;
@@ -142,28 +142,32 @@ void Sam::finish(RequestId id, Finish finish, TimeNs now_ns) {
       branch.tokens = seqs_.length(r.seq);
       // A turn that was broken off before it got as far as the frontier takes nothing away from it.
       const bool broken_off = finish == Finish::kCancelled || finish == Finish::kError;
-      const bool behind = path.size() <= branch.path.size() && std::equal(path.begin(), path.end(), branch.path.begin());
-      if (!broken_off || !behind) set_path(r.branch, path, now_ns);
+      if (broken_off && behind_frontier(branch, path)) {
+        claim_again(r.branch, path);
+      } else {
+        set_path(r.branch, path, now_ns);
+      }
     }
     sessions_.end_turn(r.branch, finish, now_ns);
+    sessions_.at(session).reused_tokens_total += r.reuse.device + r.reuse.host;
   }
   release_sequence(r, now_ns);
   requests_.erase(id);
   trace_hash_ = base::checksum(std::as_bytes(std::span<const uint64_t>({trace_hash_, id.value, static_cast<uint64_t>(finish)})));
-  if (session.valid() && sessions_.at(session).running == 0) run_deferred(session, now_ns);
+  if (session.valid()) run_deferred(session, id, now_ns);
 }
 
 BranchRef Sam::branch_ref(RequestId id) const {
   const Request& r = request(id);
   if (!r.session.valid()) return {};
   const Session& session = sessions_.at(r.session);
-  return {r.session, r.branch, session.generation, session.turns};
+  return {r.session, r.branch, session.life, session.turns};
 }
 
 void Sam::note_tool_calls(const BranchRef& ref, const std::vector<std::string>& tools) {
   if (!ref.session.valid()) return;
   const Session& session = sessions_.at(ref.session);
-  if (!session.live || session.generation != ref.generation || session.turns != ref.turns) return;
+  if (!session.live || session.life != ref.life || session.turns != ref.turns) return;
   Branch& branch = sessions_.branch(ref.branch);
   if (!branch.live || branch.session != ref.session || branch.running > 0) return;
   branch.wait = Wait::kTool;
@@ -171,7 +175,12 @@ void Sam::note_tool_calls(const BranchRef& ref, const std::vector<std::string>& 
 }
 
 void Sam::tick(TimeNs now_ns) {
+  sessions_.observe(now_ns);
   if (sessions_.full()) make_session_room(now_ns);
+  sessions_.for_each([&](SessionId, const Session& session) {
+    for (BranchId b : session.branches) let_go_of_lost(b);
+  });
+  share_out_retention(now_ns);
 }
 
 int64_t Sam::host_blocks_free() const {
@@ -194,6 +203,7 @@ void Sam::check_invariants(TimeNs now_ns) {
   seqs_.check_invariants();
   host_victims_->check_invariants(now_ns);
   KV_CHECK(host_blocks_free() >= 0);
+  blocks_.for_each([&](BlockId id) { KV_CHECK(!copy_failed(id) || blocks_.at(id).copy(Tier::kHost).leases > 0); });
   int64_t reserved = 0;
   int32_t busy = 0;
   for (const auto& [id, r] : requests_) {

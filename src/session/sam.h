@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "index/block_index.h"
@@ -19,6 +20,7 @@
 #include "policy/cost_model.h"
 #include "policy/eviction_policy.h"
 #include "policy/victim_queue.h"
+#include "session/first_blocks.h"
 #include "session/sequences.h"
 #include "session/sessions.h"
 #include "session/types.h"
@@ -54,6 +56,14 @@ class Sam {
   /// Gives the request a sequence that holds what can be reused in place; host copies to load wait in next_load(). kWait: no sequence
   /// or cells can be freed now. kWaitSibling: another request is computing a prefix that this one shares. Ask again after progress.
   Admission admit(RequestId id, TimeNs now_ns);
+
+  struct Estimate {
+    int32_t device = 0;  // tokens that are on the device
+    int32_t host = 0;    // that would be loaded
+    int32_t recompute = 0;
+  };
+  /// What a waiting request would find now. Changes nothing. O(prompt blocks).
+  Estimate estimate(RequestId id) const;
 
   /// Emits a copy-in of at most `blocks_max` blocks; false when nothing is left to load. Answer it with loaded() before anything else.
   bool next_load(RequestId id, int32_t blocks_max, TimeNs now_ns);
@@ -95,6 +105,8 @@ class Sam {
     hint::Receipt receipt;
   };
   std::vector<CompletedReceipt> take_receipts() { return std::exchange(receipts_, {}); }
+  /// The completed receipt of one hint, if it is there; the others stay. For a move that was done as soon as its copies ran.
+  std::optional<hint::Receipt> take_receipt(const std::string& tenant, const std::string& hint_id);
 
   // --- Background work, in bites that the loop sizes ---------------------------------------------------------------------------------
 
@@ -108,7 +120,8 @@ class Sam {
   void copied_out(BlockId block, SlotId slot, TimeNs now_ns);
   void copy_out_failed(BlockId block, TimeNs now_ns);
 
-  /// Housekeeping: forgets sessions beyond the limit. Call about once a second.
+  /// Housekeeping: forgets sessions beyond the limit, lets go of claims on what no tier holds, shares out the budgets of `retain`. Call about
+  /// once a second. O(branches).
   void tick(TimeNs now_ns);
 
   std::vector<Decision> take_decisions() { return std::exchange(decisions_, {}); }
@@ -155,6 +168,24 @@ class Sam {
     size_t next = 0;             // index into the branch's path
     int32_t in_flight = 0;
   };
+  // An offload whose copies are under way. The host copies of its blocks are leased; the device copies go when all are complete.
+  struct Offload {
+    struct Part {
+      SeqId seq;
+      BranchId branch;
+      SessionId session;
+      uint64_t life = 0;
+      int64_t turns = 0;
+      std::vector<BlockId> path;
+      bool cancelled = false;    // wanted on the device again
+    };
+    std::string tenant;
+    hint::Receipt receipt;
+    std::vector<Part> parts;
+    std::unordered_set<BlockId> copying;
+    bool full = false;           // the host tier did not take everything
+    bool busy = false;           // a child was running
+  };
   struct Lookup {
     std::vector<BlockId> known;  // blocks of the prompt that have a copy on the device or in the host tier, from the start
     int32_t device = 0;          // of those, leading ones on the device
@@ -178,6 +209,11 @@ class Sam {
   BranchId branch_by_lineage(const Request& r, SessionId session) const;
   BranchId replaced_branch(const Request& r, SessionId session) const;
   void set_path(BranchId id, std::span<const BlockId> path, TimeNs now_ns);
+  size_t frontier_blocks(const Branch& branch) const { return branch.path.size() + branch.lost.size(); }
+  uint64_t frontier_key(const Branch& branch, size_t at) const;
+  bool behind_frontier(const Branch& branch, std::span<const BlockId> path) const;
+  void claim_again(BranchId id, std::span<const BlockId> path);
+  void let_go_of_lost(BranchId id);
   void drop_branch(BranchId id, TimeNs now_ns);
   void forget_session(SessionId id, TimeNs now_ns);
   bool make_session_room(TimeNs now_ns);
@@ -187,6 +223,7 @@ class Sam {
   int32_t common_tokens(const Request& r, const Sequence& seq) const;
   bool remainder_is_free(const Request& r, const Sequence& seq, int32_t common) const;
   Candidate best_continuation(const Request& r) const;
+  bool leaves_much_behind(const Candidate& on) const;
   bool sibling_computes_prefix(const Request& r, const Lookup& found) const;
   Admission admit_lane(Request& r, const Lookup& found, TimeNs now_ns);
   Admission admit_unified(Request& r, const Lookup& found, TimeNs now_ns);
@@ -208,18 +245,28 @@ class Sam {
   /// Writes blocks [from, path end) of `seq` back, as far as the host tier takes them; the number of leading ones then in the host.
   int32_t write_back(SeqId seq, int32_t from, TimeNs now_ns);
   void begin_copy_out(BlockId block);
+  void unlease_host(BlockId id, TimeNs now_ns);
+  void drop_unwanted(BlockId id, TimeNs now_ns);
+  bool copy_failed(BlockId id) const;
   /// Appends a loaded block; one that came to the device meanwhile is shared instead, so that it is there once.
   void take_block(SeqId seq, BlockId block);
   void drop_host_copy(BlockId id, index::Loss loss, TimeNs now_ns);
   void copy_gone(BlockId id, index::Loss loss, TimeNs now_ns);
 
-  // sam_hints.cc
-  hint::Receipt run_action(SessionId id, const hint::Action& action, hint::Receipt receipt, TimeNs now_ns);
+  // sam_offload.cc
   hint::Receipt offload(SessionId id, hint::Receipt receipt, TimeNs now_ns);
+  hint::Receipt settle_offload(Offload& offload, TimeNs now_ns);
+  void note_copied(BlockId block, TimeNs now_ns);
+  void cancel_offload(BranchId branch);
+
+  // sam_hints.cc
+  hint::Receipt run_action(SessionId id, const hint::Action& action, hint::Receipt receipt, int64_t at_turn, TimeNs now_ns);
+  hint::Receipt retain(SessionId id, const hint::Action& action, hint::Receipt receipt, TimeNs now_ns);
+  void share_out_retention(TimeNs now_ns);
   hint::Receipt prefetch(SessionId id, const hint::Action& action, hint::Receipt receipt, TimeNs now_ns);
-  hint::Receipt evict(SessionId id, bool end, hint::Receipt receipt, TimeNs now_ns);
-  Freed release_blocks(std::span<const BlockId> path, TimeNs now_ns);
-  void run_deferred(SessionId id, TimeNs now_ns);
+  hint::Receipt evict(SessionId id, bool end, hint::Receipt receipt, int64_t at_turn, TimeNs now_ns);
+  Freed release_blocks(std::span<const BlockId> path, BranchId branch, TimeNs now_ns);
+  void run_deferred(SessionId id, RequestId finished, TimeNs now_ns);
   void end_prefetch(size_t at, TimeNs now_ns);
   void join_prefetch(BranchId branch, TimeNs now_ns);
 
@@ -233,6 +280,10 @@ class Sam {
   std::unique_ptr<policy::VictimQueue> host_victims_;
   std::unordered_map<RequestId, Request> requests_;
   std::vector<Prefetch> prefetches_;
+  std::vector<Offload> offloads_;
+  std::unordered_set<BlockId> copying_out_;  // copies out that were not answered yet
+  std::unordered_set<BlockId> unwanted_;     // host copies to be dropped with their last lease, unless claimed by then
+  FirstBlocks first_blocks_;
   std::vector<Decision> decisions_;
   std::vector<CompletedReceipt> receipts_;
   SamCounters counters_;

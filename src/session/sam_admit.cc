@@ -22,6 +22,22 @@ Sam::Lookup Sam::look_up(const Request& r) const {
   return found;
 }
 
+Sam::Estimate Sam::estimate(RequestId id) const {
+  const Request& r = request(id);
+  const auto tokens = static_cast<int32_t>(r.arrival.tokens.size());
+  Estimate out;
+  if (config_.device.reuse) {
+    const int32_t block_tokens = config_.device.block_tokens;
+    const Lookup found = look_up(r);
+    const int32_t known = std::min(static_cast<int32_t>(found.known.size()), found.limit);
+    out.device = std::min(found.device, known) * block_tokens;
+    const int32_t host = known * block_tokens - out.device;
+    if (costs_.load_is_faster(int64_t{host / block_tokens} * config_.block_bytes, host, out.device)) out.host = host;
+  }
+  out.recompute = tokens - out.device - out.host;
+  return out;
+}
+
 // Blocks are compared by key, the tail by token.
 int32_t Sam::common_tokens(const Request& r, const Sequence& seq) const {
   size_t n = 0;
@@ -145,11 +161,18 @@ Sam::Admission Sam::admit_lane(Request& r, const Lookup& found, TimeNs now_ns) {
   return Admission::kAdmitted;
 }
 
+// Going on in place cuts what the prompt no longer has. A long piece of it may be wanted again (an edit taken back, a retry): while another
+// sequence is free it stays, first to go or not as the policy says.
+bool Sam::leaves_much_behind(const Candidate& on) const {
+  constexpr int32_t kBlocksMuch = 4;
+  return seqs_.length(on.seq) - on.common >= kBlocksMuch * config_.device.block_tokens && seqs_.find_free().valid();
+}
+
 Sam::Admission Sam::admit_unified(Request& r, const Lookup& found, TimeNs now_ns) {
   const int32_t block_tokens = config_.device.block_tokens;
   const int32_t shareable = std::min(found.device, found.limit);
   const Candidate on = best_continuation(r);
-  if (on.seq.valid() && on.common >= shareable * block_tokens) {
+  if (on.seq.valid() && on.common >= shareable * block_tokens && !leaves_much_behind(on)) {
     take_over(r, on.seq, on.common, now_ns);
   } else {
     SeqId donor;
@@ -220,10 +243,12 @@ void Sam::record_reuse(Request& r) {
   r.measured = true;
   const int32_t block_tokens = config_.device.block_tokens;
   Reuse& out = r.reuse;
+  const bool other_salt = r.keys_prompt > 0 && first_blocks_.seen_under_other_root(
+                                                   r.arrival.tenant, std::span(r.arrival.tokens).first(static_cast<size_t>(block_tokens)), r.arrival.root);
   out.device = seqs_.length(r.seq);
-  size_t seen = 0;
-  while (seen < r.keys_prompt && history_.seen(r.arrival.keys[seen])) ++seen;
   const auto planned = out.device + static_cast<int32_t>(r.loads.size()) * block_tokens;
+  auto seen = static_cast<size_t>(planned / block_tokens);  // what is reused was seen, of course
+  while (seen < r.keys_prompt && history_.seen(r.arrival.keys[seen])) ++seen;
   out.compulsory = std::min(out.prompt - planned, out.prompt - static_cast<int32_t>(seen) * block_tokens);
   out.compulsory = std::max(out.compulsory, 0);
   const auto next = static_cast<size_t>(planned / block_tokens);
@@ -235,7 +260,11 @@ void Sam::record_reuse(Request& r) {
     out.loss = history_.loss(r.arrival.keys[next]);
     return;
   }
-  const size_t frontier = r.branch.valid() ? sessions_.branch(r.branch).path.size() : 0;
+  if (next == 0 && seen == 0 && other_salt) {
+    out.miss = Miss::kOtherSalt;
+    return;
+  }
+  const size_t frontier = r.branch.valid() ? frontier_blocks(sessions_.branch(r.branch)) : 0;
   if (next < frontier) out.miss = Miss::kFirstDifference;
   if (frontier == 0) out.miss = Miss::kNeverStored;
 }
@@ -281,15 +310,15 @@ void Sam::loaded(RequestId id, int32_t blocks_ok, LoadFault fault, TimeNs now_ns
   ++counters_.failed_loads;
   r.reuse.miss = Miss::kFailedLoad;
   r.reuse.miss_token = seqs_.length(r.seq);
-  for (size_t i = r.loads_done; i < r.loads.size(); ++i) blocks_.unlease(r.loads[i], Tier::kHost);
   const BlockId bad = r.loads[r.loads_done];
-  for (size_t i = r.loads_done + 1; i < r.loads.size(); ++i) host_victims_->note(r.loads[i], now_ns);
-  r.loads.resize(r.loads_done);
+  blocks_.unlease(bad, Tier::kHost);
   if (fault == LoadFault::kCorrupt && blocks_.at(bad).copy(Tier::kHost).leases == 0) {
     drop_host_copy(bad, index::Loss::kFailedLoad, now_ns);
   } else {
     host_victims_->note(bad, now_ns);
   }
+  for (size_t i = r.loads_done + 1; i < r.loads.size(); ++i) unlease_host(r.loads[i], now_ns);
+  r.loads.resize(r.loads_done);
 }
 
 }  // namespace kvtide::session

@@ -118,6 +118,7 @@ bool Sam::make_host_room(BlockId incoming, TimeNs now_ns) {
 
 void Sam::drop_host_copy(BlockId id, index::Loss loss, TimeNs now_ns) {
   const SlotId slot = blocks_.at(id).copy(Tier::kHost).slot;
+  unwanted_.erase(id);
   blocks_.remove_copy(id, Tier::kHost);
   if (slot.valid()) {
     Decision d{Decision::Kind::kDropHost};
@@ -140,6 +141,7 @@ int32_t Sam::write_back(SeqId seq_id, int32_t from, TimeNs now_ns) {
   std::vector<BlockId> pinned;
   for (; at < end; ++at) {
     const BlockId block = seq.path[static_cast<size_t>(at)];
+    if (copy_failed(block)) break;  // it is there for a lease only
     if (blocks_.at(block).copy(Tier::kHost).present()) {
       flush();
       blocks_.lease(block, Tier::kHost);
@@ -165,6 +167,37 @@ int32_t Sam::write_back(SeqId seq_id, int32_t from, TimeNs now_ns) {
 void Sam::begin_copy_out(BlockId block) {
   blocks_.add_copy(block, Tier::kHost, {});
   blocks_.lease(block, Tier::kHost);
+  copying_out_.insert(block);
+}
+
+// Whether the copy out of `id` failed while somebody leased it. Such a copy holds nothing and goes with its last lease.
+bool Sam::copy_failed(BlockId id) const {
+  const index::Copy& copy = blocks_.at(id).copy(Tier::kHost);
+  return copy.present() && !copy.slot.valid() && !copying_out_.contains(id);
+}
+
+void Sam::unlease_host(BlockId id, TimeNs now_ns) {
+  blocks_.unlease(id, Tier::kHost);
+  if (blocks_.at(id).copy(Tier::kHost).leases == 0 && copy_failed(id)) {
+    drop_host_copy(id, index::Loss::kFailedLoad, now_ns);
+    return;
+  }
+  host_victims_->note(id, now_ns);
+  drop_unwanted(id, now_ns);
+}
+
+// An evict found copies under way or leased: they go as soon as they can, deepest first, unless somebody claimed them since.
+void Sam::drop_unwanted(BlockId id, TimeNs now_ns) {
+  while (unwanted_.contains(id)) {
+    const index::Block& block = blocks_.at(id);
+    const index::Copy& copy = block.copy(Tier::kHost);
+    if (!blocks_.claimed(id) && (copy.leases > 0 || copy.children > 0)) return;
+    unwanted_.erase(id);
+    if (blocks_.claimed(id)) return;
+    const BlockId parent = block.parent;
+    drop_host_copy(id, index::Loss::kHint, now_ns);
+    id = parent;
+  }
 }
 
 void Sam::take_block(SeqId seq, BlockId block) {
@@ -184,15 +217,17 @@ void Sam::take_block(SeqId seq, BlockId block) {
 void Sam::copied_out(BlockId block, SlotId slot, TimeNs now_ns) {
   ++counters_.written_back_blocks;
   blocks_.set_slot(block, Tier::kHost, slot);
-  blocks_.unlease(block, Tier::kHost);
-  host_victims_->note(block, now_ns);
+  copying_out_.erase(block);
+  note_copied(block, now_ns);
+  unlease_host(block, now_ns);
 }
 
 void Sam::copy_out_failed(BlockId block, TimeNs now_ns) {
   ++counters_.failed_copies_out;
-  blocks_.unlease(block, Tier::kHost);
-  // A request that planned to load it finds a copy without a slot and recomputes; it drops the copy then.
-  if (blocks_.at(block).copy(Tier::kHost).leases == 0) drop_host_copy(block, index::Loss::kFailedLoad, now_ns);
+  copying_out_.erase(block);
+  note_copied(block, now_ns);
+  // A request that planned to load it finds a copy without a slot and recomputes; with its lease the copy goes.
+  unlease_host(block, now_ns);
 }
 
 // Early write-back uses only room that nobody wants: copying pays when memory is short later, and evicting for it now would not.

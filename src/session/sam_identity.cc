@@ -22,11 +22,13 @@ void Sam::identify(Request& r, TimeNs now_ns) {
     // A client may have taken a name of this form: never give it to somebody else.
     while (!named && (name.empty() || sessions_.find(a.tenant, name).valid())) name = "derived-" + std::to_string(++derived_names_);
     r.session = sessions_.create(a.tenant, name, !named, now_ns);
+    if (a.identity.parent_id.empty()) sessions_.note_newcomer(a.tenant, now_ns);
   }
   Session& session = sessions_.at(r.session);
   if (!a.identity.parent_id.empty()) session.parent = a.identity.parent_id;
+  sessions_.judge_end(r.session, a.keys);
   // A reused id is a new life of the same name.
-  if (session.ended && session.branches.empty()) ++session.generation;
+  if (session.ended && session.branches.empty()) sessions_.begin_life(r.session);
   r.branch = branch_by_lineage(r, r.session);
   if (!r.branch.valid()) r.branch = replaced_branch(r, r.session);
   if (r.branch.valid()) return;
@@ -45,9 +47,9 @@ BranchId Sam::branch_by_lineage(const Request& r, SessionId session) const {
     const Branch& branch = sessions_.branch(id);
     if (branch.running > 0 || branch.path.empty()) return;
     if (session.valid() ? branch.session != session : !sessions_.at(branch.session).derived) return;
-    const size_t n = branch.path.size();
+    const size_t n = frontier_blocks(branch);
     if (n > r.arrival.keys.size() || n < best_length) return;
-    if (blocks_.at(branch.path.back()).key != r.arrival.keys[n - 1]) return;
+    if (frontier_key(branch, n - 1) != short_key(r.arrival.keys[n - 1])) return;
     const bool newer = !best.valid() || n > best_length || branch.waiting_since_ns > sessions_.branch(best).waiting_since_ns;
     if (newer) {
       best = id;
@@ -77,8 +79,9 @@ BranchId Sam::replaced_branch(const Request& r, SessionId session) const {
     const Branch& branch = sessions_.branch(id);
     if (branch.running > 0) continue;
     size_t common = 0;
-    while (common < branch.path.size() && common < r.arrival.keys.size() && blocks_.at(branch.path[common]).key == r.arrival.keys[common]) ++common;
-    const bool edited = common > 0 && common * 2 >= branch.path.size();
+    const size_t frontier = frontier_blocks(branch);
+    while (common < frontier && common < r.arrival.keys.size() && frontier_key(branch, common) == short_key(r.arrival.keys[common])) ++common;
+    const bool edited = common > 0 && common * 2 >= frontier;
     const bool compacted = branch.wait != Wait::kTool && r.reuse.prompt < branch.tokens;
     const bool tiny = branch.path.empty();
     if (!edited && !compacted && !tiny) continue;
@@ -93,6 +96,7 @@ BranchId Sam::replaced_branch(const Request& r, SessionId session) const {
 // Claims follow the frontier: new blocks are claimed, blocks that the new path lacks are released (superseded).
 void Sam::set_path(BranchId id, std::span<const BlockId> path, TimeNs now_ns) {
   Branch& branch = sessions_.branch(id);
+  branch.lost.clear();
   size_t common = 0;
   while (common < path.size() && common < branch.path.size() && path[common] == branch.path[common]) ++common;
   std::vector<BlockId> released(branch.path.begin() + static_cast<std::ptrdiff_t>(common), branch.path.end());
@@ -105,6 +109,47 @@ void Sam::set_path(BranchId id, std::span<const BlockId> path, TimeNs now_ns) {
     blocks_.release(*it, id);
     host_victims_->note(*it, now_ns);
     blocks_.sweep(*it);
+  }
+}
+
+uint64_t Sam::frontier_key(const Branch& branch, size_t at) const {
+  if (at < branch.path.size()) return short_key(blocks_.at(branch.path[at]).key);
+  return branch.lost[frontier_blocks(branch) - 1 - at];
+}
+
+// Whether `path` is a leading part of the frontier, or all of it.
+bool Sam::behind_frontier(const Branch& branch, std::span<const BlockId> path) const {
+  if (path.size() > frontier_blocks(branch)) return false;
+  for (size_t i = 0; i < path.size(); ++i) {
+    if (frontier_key(branch, i) != short_key(blocks_.at(path[i]).key)) return false;
+  }
+  return true;
+}
+
+// Part of what was lost of the frontier has been computed again. REQUIRES: `path` is behind the frontier.
+void Sam::claim_again(BranchId id, std::span<const BlockId> path) {
+  Branch& branch = sessions_.branch(id);
+  while (branch.path.size() < path.size()) {
+    const BlockId block = path[branch.path.size()];
+    blocks_.claim(block, id);
+    branch.path.push_back(block);
+    branch.lost.pop_back();
+  }
+}
+
+// A claim on a block that no tier holds protects nothing. It is given up, so that the index is bounded by what the tiers hold; what the
+// frontier was is remembered in 8 bytes a block. The first block stays: a session without a name is found by it.
+void Sam::let_go_of_lost(BranchId id) {
+  Branch& branch = sessions_.branch(id);
+  if (branch.running > 0) return;
+  while (branch.path.size() > 1) {
+    const BlockId block = branch.path.back();
+    const index::Block& last = blocks_.at(block);
+    if (last.copy(Tier::kDevice).present() || last.copy(Tier::kHost).present()) return;
+    branch.lost.push_back(short_key(last.key));
+    branch.path.pop_back();
+    blocks_.release(block, id);
+    blocks_.sweep(block);
   }
 }
 

@@ -1,5 +1,5 @@
 // Random schedules against the real manager, with a world that checks every byte: turns, cancels, preemptions, hostile hints, failing
-// copies, both layouts, both policies. A failure prints the seed that replays it.
+// copies, both layouts, every policy. A failure prints the seed that replays it.
 #include <gtest/gtest.h>
 
 #include "base/random.h"
@@ -29,10 +29,13 @@ void run_schedule(uint64_t seed) {
   c.device = {lanes, seqs, 8, static_cast<int64_t>(per_seq) * (lanes ? seqs : 2), per_seq, true};
   c.host_blocks = random.below(3) == 0 ? 0 : static_cast<int64_t>(random.below(40));
   c.block_bytes = 10;
-  c.policy = random.below(2) == 0 ? "lru" : "affinity";
+  static constexpr const char* kPolicies[] = {"lru", "affinity", "rfc52113"};
+  c.policy = kPolicies[random.below(3)];
   c.sessions_max = static_cast<int32_t>(2 + random.below(6));
   c.branches_max = 3;
   World w(c);
+  const bool slow = random.below(3) == 0;  // copies out take time
+  w.hold_stores = slow;
   std::map<std::string, std::vector<int32_t>> history;
   std::vector<Running> running;
   for (int step = 0; step < 120; ++step) {
@@ -81,10 +84,15 @@ void run_schedule(uint64_t seed) {
         }
     }
     if (random.below(3) == 0) w.run_until_quiet();
+    if (slow && random.below(4) == 0) w.answer_stores();
+    if (random.below(6) == 0) w.sam().tick(w.now());
     w.check();
   }
   for (const Running& r : running) w.finish(r.id, Finish::kCancelled);
+  w.answer_stores();
+  w.hold_stores = false;
   w.run_until_quiet();
+  w.sam().tick(w.now());
   w.check();
   EXPECT_EQ(w.sam().requests(), 0U);
   EXPECT_EQ(w.sam().sequences().busy_count(), 0);

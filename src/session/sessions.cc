@@ -1,6 +1,7 @@
 #include "session/sessions.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -9,8 +10,16 @@ namespace {
 
 constexpr double kRetainBoost = 4;        // what `retain` is worth: bounded, never a pin
 constexpr double kIdleAfterS = 300;       // silence after which a waiting session is shown as idle
-constexpr size_t kGapsMax = 4096;         // tenants, and tools over all tenants, whose pauses are learned
-constexpr int kToolSamplesMin = 8;        // before a tool's own histogram is trusted
+constexpr size_t kTrustMax = 4096;        // tenants whose announcements are judged apart; later ones share one judgement
+constexpr double kTrustKeep = 0.98;       // of the evidence at each new pause
+constexpr double kTrustStep = 2;          // most that one pause says
+constexpr double kLogOddsMax = 8;
+constexpr double kEndsKeep = 0.9;          // of the record of announced ends at each new one
+constexpr double kEndsTakenBackShare = 0.2;
+constexpr size_t kPausedLatelyMax = 256;
+constexpr double kNewcomerS[] = {1, 3, 10};  // after the start of a pause
+constexpr double kRunningPerS = 1e4;      // worth of what a running turn holds, above any pause
+constexpr uint32_t kObservedATime = 512;
 
 std::string joined(std::string_view tenant, std::string_view name) {
   std::string key;
@@ -66,9 +75,25 @@ SessionId Sessions::create(const std::string& tenant, const std::string& name, b
   session.name = name;
   session.derived = derived;
   session.last_active_ns = now_ns;
+  session.life = next_stamp();
   by_name_[joined(tenant, name)] = SessionId(id);
   ++live_;
   return SessionId(id);
+}
+
+void Sessions::begin_life(SessionId id) {
+  ++at(id).generation;
+  at(id).life = next_stamp();
+}
+
+std::string Sessions::root_name(SessionId id) const {
+  constexpr int kDepthMax = 64;
+  for (int depth = 0; depth < kDepthMax && !at(id).parent.empty(); ++depth) {
+    const SessionId parent = find(at(id).tenant, at(id).parent);
+    if (!parent.valid()) return at(id).parent;
+    id = parent;
+  }
+  return at(id).name;
 }
 
 BranchId Sessions::add_branch(SessionId id) {
@@ -135,25 +160,87 @@ BranchId Sessions::newest_branch(SessionId id) const {
   return newest;
 }
 
+// The kind of pause: what it was seen to wait for, of which tenant, for which tool, at which pace so far. The more special kinds lean on the
+// general ones.
+void Sessions::classify(Branch& b) {
+  using policy::ReturnModel;
+  const Session& session = at(b.session);
+  ReturnModel::ClassId kind = b.seen == Wait::kTool ? ReturnModel::kTool : ReturnModel::kUser;
+  kind = model_.child(kind, session.tenant);
+  if (b.wait == Wait::kTool && !b.tool.empty()) kind = model_.child(kind, b.tool);
+  if (b.newcomer > 0) kind = model_.child(kind, "newcomer " + std::to_string(b.newcomer));
+  if (b.cut_short) kind = model_.child(kind, "cut short");
+  const int32_t pace = b.pauses == 0 ? -99 : static_cast<int32_t>(std::clamp(std::floor(b.pace), -3.0, 9.0));
+  b.kind = model_.child(kind, std::to_string(pace));
+  if (b.pauses > 0) b.kind = model_.child(b.kind, std::to_string(static_cast<int32_t>(std::clamp(b.last_pause / 2, 0.0, 4.0))));
+  b.counted = 0;
+}
+
+uint32_t Sessions::judge(const std::string& tenant, bool resume) {
+  std::string key = (resume ? "r" : "p") + tenant;
+  if (!judges_.contains(key) && judges_.size() >= kTrustMax) key.resize(1);
+  const auto [it, fresh] = judges_.try_emplace(key, static_cast<uint32_t>(trusts_.size()));
+  if (fresh) trusts_.push_back({model_.child(model_.child(policy::ReturnModel::kAnnounced, resume ? "resume" : "pause"), tenant)});
+  return it->second;
+}
+
+void Sessions::note_end(SessionId id, std::optional<BlockKey> end_key) {
+  Session& session = at(id);
+  if (end_key) session.end_key = end_key;
+  if (!ends_.contains(session.tenant) && ends_.size() >= kTrustMax) return;
+  Ends& ends = ends_[session.tenant];
+  ends.told = kEndsKeep * ends.told + 1;
+  ends.taken_back *= kEndsKeep;
+}
+
+void Sessions::judge_end(SessionId id, std::span<const BlockKey> keys) {
+  Session& session = at(id);
+  if (!session.end_key) return;
+  // A new conversation under an old name takes nothing back.
+  const bool goes_on = std::find(keys.begin(), keys.end(), *session.end_key) != keys.end();
+  if (const auto it = ends_.find(session.tenant); goes_on && it != ends_.end()) it->second.taken_back += 1;
+  session.end_key.reset();
+}
+
+bool Sessions::believes_ends(const std::string& tenant) const {
+  const auto it = ends_.find(tenant);
+  return it == ends_.end() || it->second.taken_back <= 1 + kEndsTakenBackShare * it->second.told;
+}
+
+// A pause ended: its length is learned, and what was announced is judged by it.
+void Sessions::learn(Branch& b, TimeNs now_ns) {
+  const double gap_s = seconds(now_ns - b.waiting_since_ns);
+  for (const bool resume : {false, true}) {
+    const Announcement& told = resume ? b.resume : b.pause;
+    if (told.length_ns == 0) continue;
+    Trust& t = trusts_[told.judge];
+    const double ratio = seconds(now_ns - told.since_ns) / seconds(told.length_ns);
+    // What usually was left of a pause that had lasted as long when it was announced.
+    const double before_s = seconds(told.since_ns - b.waiting_since_ns);
+    const double usual = model_.log_likelihood(b.kind, gap_s) - model_.log_survival(b.kind, before_s);
+    const double evidence = model_.log_likelihood(t.kind, ratio) - usual;
+    t.log_odds = std::clamp(kTrustKeep * t.log_odds + std::clamp(evidence, -kTrustStep, kTrustStep), -kLogOddsMax, kLogOddsMax);
+    model_.ended(t.kind, ratio, told.counted);
+  }
+  model_.ended(b.kind, gap_s, b.counted);
+  const double log_gap = std::log2(std::max(gap_s, 0.01));
+  b.pace = b.pauses == 0 ? log_gap : b.pace + 0.3 * (log_gap - b.pace);
+  b.last_pause = log_gap;
+  ++b.pauses;
+}
+
 void Sessions::begin_turn(BranchId id, TimeNs now_ns) {
   Branch& b = branch(id);
   Session& session = at(b.session);
-  if (b.running == 0 && b.wait != Wait::kNone) {
-    const double gap_s = seconds(now_ns - b.waiting_since_ns);
-    if (tenant_gaps_.size() < kGapsMax || tenant_gaps_.contains(session.tenant)) {
-      TenantGaps& gaps = tenant_gaps_[session.tenant];
-      (b.wait == Wait::kTool ? gaps.tool : gaps.user).note(gap_s);
-    }
-    if (b.wait == Wait::kTool && !b.tool.empty() && (tool_gaps_.size() < kGapsMax || tool_gaps_.contains(joined(session.tenant, b.tool)))) {
-      tool_gaps_[joined(session.tenant, b.tool)].note(gap_s);
-    }
-  }
+  if (b.running == 0 && b.wait != Wait::kNone) learn(b, now_ns);
   b.wait = Wait::kNone;
-  b.expected_ns = 0;
+  b.pause = {};
+  b.resume = {};
   b.tool.clear();
   ++b.running;
   ++session.running;
   ++session.turns;
+  b.last_turn = session.last_turn = ++turns_begun_;
   session.ended = false;
   session.last_active_ns = now_ns;
 }
@@ -161,8 +248,9 @@ void Sessions::begin_turn(BranchId id, TimeNs now_ns) {
 void Sessions::note_tool(BranchId id, const std::string& tool) {
   Branch& b = branch(id);
   if (b.running > 0 || b.wait == Wait::kNone) return;
-  b.wait = Wait::kTool;
+  b.wait = b.seen = Wait::kTool;
   if (b.tool.empty()) b.tool = tool;
+  classify(b);
 }
 
 void Sessions::end_turn(BranchId id, Finish finish, TimeNs now_ns) {
@@ -171,9 +259,31 @@ void Sessions::end_turn(BranchId id, Finish finish, TimeNs now_ns) {
   KV_CHECK(b.running > 0 && session.running > 0);
   --b.running;
   --session.running;
-  b.wait = finish == Finish::kToolCalls ? Wait::kTool : Wait::kUser;
+  b.wait = b.seen = finish == Finish::kToolCalls ? Wait::kTool : Wait::kUser;
+  b.cut_short = finish == Finish::kLength || finish == Finish::kCancelled || finish == Finish::kError;
   b.waiting_since_ns = now_ns;
+  b.newcomer = 0;
   session.last_active_ns = now_ns;
+  classify(b);
+  paused_lately_.push_back({id, now_ns});
+  if (paused_lately_.size() > kPausedLatelyMax) paused_lately_.pop_front();
+}
+
+// One newcomer follows one end: only the pause that began last before it is marked, with others of the same moment.
+void Sessions::note_newcomer(const std::string& tenant, TimeNs now_ns) {
+  std::optional<TimeNs> nearest_ns;
+  for (auto it = paused_lately_.rbegin(); it != paused_lately_.rend(); ++it) {
+    const auto [id, since_ns] = *it;
+    const double delay_s = seconds(now_ns - since_ns);
+    if (delay_s >= kNewcomerS[2] || (nearest_ns && since_ns != *nearest_ns)) return;
+    Branch& b = branches_[id.value];
+    const bool same_pause = b.live && b.running == 0 && b.wait != Wait::kNone && b.waiting_since_ns == since_ns;
+    if (!same_pause || b.newcomer > 0 || at(b.session).tenant != tenant) continue;
+    nearest_ns = since_ns;
+    b.newcomer = delay_s < kNewcomerS[0] ? 1 : delay_s < kNewcomerS[1] ? 2 : 3;
+    classify(b);
+    b.counted = policy::ReturnModel::bucket_of(delay_s);
+  }
 }
 
 void Sessions::pause(BranchId id, const std::string& tool, std::optional<base::DurationNs> expected_ns, TimeNs now_ns) {
@@ -181,34 +291,50 @@ void Sessions::pause(BranchId id, const std::string& tool, std::optional<base::D
   b.wait = Wait::kTool;
   if (b.waiting_since_ns == 0) b.waiting_since_ns = now_ns;
   b.tool = tool;
-  b.expected_ns = expected_ns ? now_ns + std::max<base::DurationNs>(*expected_ns, base::kMillisecond) : 0;
+  classify(b);
+  b.pause = {now_ns, expected_ns ? std::max<base::DurationNs>(*expected_ns, base::kMillisecond) : 0, 0, judge(at(b.session).tenant, false)};
 }
 
-// The most specific histogram with enough samples.
-const policy::GapHistogram& Sessions::gaps_of(const Session& session, const Branch& b) const {
-  static const TenantGaps kUnknown;
-  if (b.wait == Wait::kTool && !b.tool.empty()) {
-    const auto it = tool_gaps_.find(joined(session.tenant, b.tool));
-    if (it != tool_gaps_.end() && it->second.samples() >= kToolSamplesMin) return it->second;
+void Sessions::resume(BranchId id, base::DurationNs in_ns, TimeNs now_ns) {
+  Branch& b = branch(id);
+  b.resume = {now_ns, std::max<base::DurationNs>(in_ns, base::kMillisecond), 0, judge(at(b.session).tenant, true)};
+}
+
+void Sessions::observe(TimeNs now_ns) {
+  const auto count = static_cast<uint32_t>(std::min<size_t>(kObservedATime, branches_.size()));
+  for (uint32_t i = 0; i < count; ++i) {
+    observed_ = (observed_ + 1) % static_cast<uint32_t>(branches_.size());
+    Branch& b = branches_[observed_];
+    if (!b.live || b.running > 0 || b.wait == Wait::kNone) continue;
+    b.counted = model_.survived(b.kind, seconds(now_ns - b.waiting_since_ns), b.counted);
+    for (const bool resume : {false, true}) {
+      Announcement& told = resume ? b.resume : b.pause;
+      if (told.length_ns == 0) continue;
+      told.counted = model_.survived(trusts_[told.judge].kind, seconds(now_ns - told.since_ns) / seconds(told.length_ns), told.counted);
+    }
   }
-  const auto it = tenant_gaps_.find(session.tenant);
-  const TenantGaps& gaps = it == tenant_gaps_.end() ? kUnknown : it->second;
-  return b.wait == Wait::kTool ? gaps.tool : gaps.user;
 }
 
 policy::Forecast Sessions::forecast(BranchId id, TimeNs now_ns) const {
   const Branch& b = branch(id);
   const Session& session = at(b.session);
   policy::Forecast f;
-  f.boost = session.retain_until_ns > now_ns ? kRetainBoost : 1;
+  // What the budget does not cover dilutes the boost, so that the sum over a tenant's blocks is bounded.
+  f.boost = session.retain_until_ns > now_ns ? 1 + (kRetainBoost - 1) * session.retain_share : 1;
+  f.protected_until_ns = session.retain_share >= 1 ? session.retain_until_ns : 0;
   if (b.running > 0) {
-    f.wait_s = 1e-3;
-  } else if (b.expected_ns != 0) {
-    // Once the announced time has passed, the pause is expected to last as long again as it is late.
-    f.wait_s = std::max(0.05, std::abs(seconds(b.expected_ns - now_ns)));
-  } else {
-    f.wait_s = gaps_of(session, b).remaining_s(seconds(now_ns - b.waiting_since_ns));
+    f.rate_per_s = kRunningPerS;
+    return f;
   }
+  f.rate_per_s = model_.value(b.kind, seconds(now_ns - b.waiting_since_ns));
+  const bool resume = b.resume.length_ns > 0 && (b.pause.length_ns == 0 || b.resume.since_ns >= b.pause.since_ns);
+  const Announcement& told = resume ? b.resume : b.pause;
+  if (told.length_ns == 0) return f;
+  const Trust& t = trusts_[told.judge];
+  const double weight = 1 / (1 + std::exp(-t.log_odds));
+  const double length_s = seconds(told.length_ns);
+  const double announced = model_.value(t.kind, seconds(now_ns - told.since_ns) / length_s) / length_s;
+  f.rate_per_s = weight * announced + (1 - weight) * f.rate_per_s;
   return f;
 }
 

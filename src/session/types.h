@@ -45,6 +45,9 @@ struct SamConfig {
   int32_t sessions_max = 4096;
   int32_t branches_max = 64;      // of one session
   size_t history_blocks = 1U << 20;
+  // `retain` protects at most this share of all blocks that device and host hold: for one tenant, and for one session tree.
+  double retain_tenant_share = 0.5;
+  double retain_tree_share = 0.25;
 };
 
 struct Arrival {
@@ -62,7 +65,7 @@ struct Arrival {
 struct BranchRef {
   SessionId session;
   BranchId branch;
-  uint32_t generation = 0;
+  uint64_t life = 0;  // of the session; never used again
   int64_t turns = 0;  // of the session when the turn began
 };
 
@@ -94,7 +97,7 @@ enum class LoadFault : uint8_t {
 
 enum class Finish : uint8_t { kStop, kLength, kToolCalls, kCancelled, kError };
 
-enum class Miss : uint8_t { kNone, kFirstDifference, kEvicted, kNeverStored, kSlowerThanRecompute, kFailedLoad };
+enum class Miss : uint8_t { kNone, kFirstDifference, kEvicted, kNeverStored, kOtherSalt, kSlowerThanRecompute, kFailedLoad };
 
 /// What the cache did for a request. Tokens; device + host + recomputed = prompt.
 struct Reuse {

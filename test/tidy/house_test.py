@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TREES = ("src", "apps", "bench", "test", "include")
+TREES = ("src", "sim", "apps", "bench", "test", "include")
 SOURCES = (".cc", ".h")
 HEADER_LINES_MAX = 300
 SOURCE_LINES_MAX = 600

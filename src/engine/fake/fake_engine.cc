@@ -72,7 +72,7 @@ class FakeSampler final : public Sampler {
   Token draw(const std::vector<float>& logits) {
     std::vector<Token> order(logits.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](Token a, Token b) { return logits[a] > logits[b]; });
+    std::sort(order.begin(), order.end(), [&](Token a, Token b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); });
     if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < order.size()) order.resize(static_cast<size_t>(params_.top_k));
     const float best = logits[order.front()];
     std::vector<double> weights;
@@ -100,7 +100,7 @@ class FakeSampler final : public Sampler {
     out.logprob = raw[out.token] - log_sum;
     std::vector<Token> order(raw.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](Token a, Token b) { return raw[a] > raw[b]; });
+    std::sort(order.begin(), order.end(), [&](Token a, Token b) { return raw[a] > raw[b] || (raw[a] == raw[b] && a < b); });
     for (size_t i = 0; i < std::min<size_t>(order.size(), static_cast<size_t>(params_.top_logprobs)); ++i) {
       out.top.push_back({order[i], raw[order[i]] - log_sum});
     }

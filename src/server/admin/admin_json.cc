@@ -75,6 +75,34 @@ AdminJson tiers_json(std::span<const serving::TierSnapshot> tiers) {
   return {{"tiers", std::move(list)}};
 }
 
+namespace {
+
+AdminJson regret_json(const policy::Regret& regret) {
+  AdminJson hits;
+  for (const policy::Rival rival : policy::kRivals) hits[std::string(policy::rival_name(rival))] = regret.hits(rival);
+  return {{"prompt", regret.prompt}, {"reused", regret.reused}, {"compulsory", regret.compulsory}, {"hits", std::move(hits)}};
+}
+
+AdminJson regret_report_json(const policy::RegretReport& report) {
+  const auto row = [](const policy::TenantRegret& one) {
+    return AdminJson{{"total", regret_json(one.total)}, {"last_hour", regret_json(one.last_hour)}};
+  };
+  AdminJson out;
+  out["capacity_blocks"] = report.capacity_blocks;
+  out["sampled_share"] = report.rate;
+  out["tracked_blocks"] = report.tracked_blocks;
+  out["all"] = row(report.all);
+  out["tenants"] = AdminJson::array();
+  for (const policy::TenantRegret& one : report.tenants) {
+    AdminJson tenant{{"tenant", one.tenant}};
+    tenant.update(row(one));
+    out["tenants"].push_back(std::move(tenant));
+  }
+  return out;
+}
+
+}  // namespace
+
 AdminJson stats_json(const serving::ServiceStats& stats) {
   AdminJson out;
   out["requests"] = {{"total", stats.requests_total},       {"failed", stats.requests_failed},   {"cancelled", stats.requests_cancelled},
@@ -94,6 +122,8 @@ AdminJson stats_json(const serving::ServiceStats& stats) {
   out["byte_mismatches"] = stats.byte_mismatches;
   out["core_ns"] = stats.core_ns;
   out["loop_ns"] = stats.loop_ns;
+  out["shadow_ns"] = stats.shadow_ns;
+  out["regret"] = regret_report_json(stats.regret);
   AdminJson hints = AdminJson::object();
   for (const auto& [name, count] : stats.hints) hints[name] = count;
   out["hints"] = std::move(hints);

@@ -39,6 +39,7 @@ constexpr std::array kCounters{
     Family{"kvtide_byte_mismatches_total", "Stored blocks that no longer matched their checksum; each was refused and recomputed.", "", &ServiceStats::byte_mismatches},
     Family{"kvtide_core_nanoseconds_total", "CPU time of the session manager.", "", &ServiceStats::core_ns},
     Family{"kvtide_loop_nanoseconds_total", "Busy time of the loop.", "", &ServiceStats::loop_ns},
+    Family{"kvtide_shadow_nanoseconds_total", "CPU time of the shadow that measures regret.", "", &ServiceStats::shadow_ns},
 };
 
 constexpr std::array kGauges{
@@ -108,12 +109,57 @@ void add_families(std::string& out, std::span<const Family> families, std::strin
   }
 }
 
+struct RegretFamily {
+  std::string_view name;
+  std::string_view help;
+  int64_t policy::Regret::*value;
+};
+
+constexpr std::array kRegretFamilies{
+    RegretFamily{"kvtide_shadow_prompt_tokens_total", "Prompt tokens that the shadow compared.", &policy::Regret::prompt},
+    RegretFamily{"kvtide_shadow_reused_tokens_total", "Of those, really reused.", &policy::Regret::reused},
+    RegretFamily{"kvtide_shadow_compulsory_tokens_total", "Of those, in no block seen lately (estimate).", &policy::Regret::compulsory},
+};
+
+struct RivalFamily {
+  std::string_view name;
+  std::string_view help;
+  int64_t (policy::Regret::*value)(policy::Rival) const;
+};
+
+constexpr std::array kRivalFamilies{
+    RivalFamily{"kvtide_regret_lost_tokens_total", "Tokens that another cache would have reused and this one did not (estimate).",
+                &policy::Regret::lost_to},
+    RivalFamily{"kvtide_regret_won_tokens_total", "Tokens that this cache reused and another one would not have (estimate).",
+                &policy::Regret::won_over},
+};
+
+// By tenant; sum() gives all.
+void add_regret(std::string& out, const policy::RegretReport& report) {
+  for (const RegretFamily& family : kRegretFamilies) {
+    add_head(out, family.name, "counter", family.help);
+    for (const policy::TenantRegret& one : report.tenants) {
+      add_line(out, family.name, "{tenant=\"" + escaped(one.tenant) + "\"}", one.total.*family.value);
+    }
+  }
+  for (const RivalFamily& family : kRivalFamilies) {
+    add_head(out, family.name, "counter", family.help);
+    for (const policy::TenantRegret& one : report.tenants) {
+      for (const policy::Rival rival : policy::kRivals) {
+        const std::string labels = "{tenant=\"" + escaped(one.tenant) + "\",against=\"" + std::string(policy::rival_name(rival)) + "\"}";
+        add_line(out, family.name, labels, (one.total.*family.value)(rival));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::string metrics_text(const ServiceStats& stats, std::span<const TierSnapshot> tiers, size_t connections) {
   std::string out;
   add_families(out, kCounters, "counter", stats);
   add_families(out, kGauges, "gauge", stats);
+  add_regret(out, stats.regret);
   add_head(out, "kvtide_http_connections", "gauge", "Open connections.");
   add_line(out, "kvtide_http_connections", "", static_cast<int64_t>(connections));
   for (const TierFamily& family : kTierFamilies) {

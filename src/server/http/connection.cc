@@ -312,7 +312,8 @@ asio::awaitable<bool> Connection::write_stream(std::shared_ptr<SocketExchange> e
 
 /// Reads ahead while an answer is made; its end says whether the client left.
 asio::awaitable<void> Connection::watch(std::shared_ptr<SocketExchange> exchange) {
-  while (buffer_.size() < kPipelineBytesMax) {
+  // A read that had completed when unwatch() cancelled it brings no error: without looking, the next read would wait for a client that waits.
+  while (!unwatching_ && buffer_.size() < kPipelineBytesMax) {
     ErrorCode error;
     const size_t bytes = co_await stream_.async_read_some(buffer_.prepare(4096), into(error));
     buffer_.commit(bytes);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
 #include <map>
 
@@ -71,12 +72,44 @@ base::Status TestEngine::import_blocks(base::SeqId seq, int32_t first_block, std
 base::Status TestEngine::step(std::span<const engine::StepItem> items) {
   gate_.pass();
   int64_t tokens = 0;
-  for (const engine::StepItem& item : items) tokens += static_cast<int64_t>(item.tokens.size());
+  bool bad = false;
+  for (const engine::StepItem& item : items) {
+    tokens += static_cast<int64_t>(item.tokens.size());
+    bad = bad || (bad_token_ && std::find(item.tokens.begin(), item.tokens.end(), *bad_token_) != item.tokens.end());
+  }
   clock_.advance(kStepTokenNs * tokens);
+  exported_between_steps_max_ = std::max(exported_between_steps_max_, exported_ - std::exchange(exported_at_step_, exported_));
+  if (bad) return base::error(base::Code::kInternal, "a token that cannot be computed");
+  steps_.push_back({static_cast<int64_t>(items.size()), tokens, kStepTokenNs * tokens});
   step_items_max_ = std::max(step_items_max_, static_cast<int64_t>(items.size()));
   base::Status done = fake_.step(items);
   note_cells();
   return done;
+}
+
+namespace {
+
+// Counts what it is told of prompts.
+class CountingSampler final : public engine::Sampler {
+ public:
+  CountingSampler(std::unique_ptr<engine::Sampler> inner, int64_t& prompt_tokens) : inner_(std::move(inner)), prompt_tokens_(prompt_tokens) {}
+  engine::Sample sample(size_t item) override { return inner_->sample(item); }
+  void accept(Token token, bool generated) override {
+    if (!generated) ++prompt_tokens_;
+    inner_->accept(token, generated);
+  }
+
+ private:
+  std::unique_ptr<engine::Sampler> inner_;
+  int64_t& prompt_tokens_;
+};
+
+}  // namespace
+
+base::Result<std::unique_ptr<engine::Sampler>> TestEngine::make_sampler(const engine::SamplingParams& params) {
+  auto made = fake_.make_sampler(params);
+  if (!made) return made;
+  return std::make_unique<CountingSampler>(std::move(*made), prompt_tokens_accepted_);
 }
 
 void Collector::on_event(StreamEvent event) {

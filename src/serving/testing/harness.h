@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,18 @@ class TestEngine final : public engine::Engine {
   int64_t imported() const { return imported_; }
   int64_t cells_peak() const { return cells_peak_; }
   int64_t step_items_max() const { return step_items_max_; }
+  /// Blocks copied out between two steps, at most.
+  int64_t exported_between_steps_max() const { return exported_between_steps_max_; }
+  /// Prompt tokens that samplers were told of.
+  int64_t prompt_tokens_accepted() const { return prompt_tokens_accepted_; }
+  /// Steps that carry this token fail, until it is told otherwise.
+  void fail_steps_with(std::optional<Token> token) { bad_token_ = token; }
+  struct Step {
+    int64_t items = 0;
+    int64_t tokens = 0;
+    base::DurationNs took_ns = 0;
+  };
+  const std::vector<Step>& steps() const { return steps_; }
 
   const engine::EngineInfo& info() const override { return fake_.info(); }
   void share(base::SeqId from, base::SeqId to, int32_t tokens) override { fake_.share(from, to, tokens); }
@@ -65,7 +78,7 @@ class TestEngine final : public engine::Engine {
   base::Status export_blocks(base::SeqId seq, int32_t first_block, std::span<const std::span<std::byte>> out) override;
   base::Status import_blocks(base::SeqId seq, int32_t first_block, std::span<const std::span<const std::byte>> in) override;
   base::Status step(std::span<const engine::StepItem> items) override;
-  base::Result<std::unique_ptr<engine::Sampler>> make_sampler(const engine::SamplingParams& params) override { return fake_.make_sampler(params); }
+  base::Result<std::unique_ptr<engine::Sampler>> make_sampler(const engine::SamplingParams& params) override;
   std::span<const float> logits(size_t item) override { return fake_.logits(item); }
   int64_t cells_used() const override { return fake_.cells_used(); }
 
@@ -76,6 +89,9 @@ class TestEngine final : public engine::Engine {
   VirtualClock& clock_;
   Gate& gate_;
   int64_t exported_ = 0, imported_ = 0, cells_peak_ = 0, step_items_max_ = 0;
+  int64_t exported_at_step_ = 0, exported_between_steps_max_ = 0, prompt_tokens_accepted_ = 0;
+  std::optional<Token> bad_token_;
+  std::vector<Step> steps_;
 };
 
 /// Gathers one reply.

@@ -32,6 +32,7 @@ class World {
     int32_t reply = 0;              // tokens generated: 9000, 9001, ...
     Finish finish = Finish::kStop;
     std::string tenant = "t";
+    std::string salt;
   };
   Reuse turn(const Turn& t) {
     const RequestId id = arrive(t);
@@ -48,7 +49,7 @@ class World {
     a.id = RequestId(next_id_++);
     a.tenant = t.tenant;
     a.identity = {t.session, t.parent};
-    a.root = index::root_key({t.tenant, "", base::Digest{}, config_.device.block_tokens});
+    a.root = index::root_key({t.tenant, t.salt, base::Digest{}, config_.device.block_tokens});
     a.tokens = t.prompt;
     a.keys = index::chain_keys(a.root, a.tokens, config_.device.block_tokens);
     a.max_new_tokens = t.reply;
@@ -109,9 +110,14 @@ class World {
     action.verb = verb;
     action.identity.session_id = session;
     action.hint_id = "h" + std::to_string(next_id_++);
-    const hint::Receipt receipt = sam_->hint(tenant, action, now_ns_);
-    execute();
-    return receipt;
+    return answered(tenant, action);
+  }
+  hint::Receipt retain(const std::string& session, double seconds, const std::string& tenant = "t") {
+    hint::Action action;
+    action.verb = hint::Verb::kRetain;
+    action.identity.session_id = session;
+    action.ttl_ns = static_cast<base::DurationNs>(seconds * 1e9);
+    return answered(tenant, action);
   }
   hint::Receipt pause(const std::string& session, double expected_s) {
     hint::Action action;
@@ -138,11 +144,45 @@ class World {
   int32_t length(RequestId id) const { return sam_->length(id); }
   void check() { sam_->check_invariants(now_ns_); }
 
+  /// Does what was decided so far. Everything that calls the manager for a test does so by itself.
+  void run_decisions() { execute(); }
+  /// With `hold_stores` copies out are taken and answered only here.
+  void answer_stores() {
+    for (const Held& held : std::exchange(held_, {})) store(held.block, held.chain);
+    execute();
+  }
+
+  bool hold_stores = false;
   /// The next copies of this kind fail.
   int32_t fail_loads = 0;
   int32_t fail_stores = 0;
 
  private:
+  struct Held {
+    BlockId block;
+    std::vector<int32_t> chain;
+  };
+
+  // As the loop does it: a move that its copies completed at once is answered as done.
+  hint::Receipt answered(const std::string& tenant, const hint::Action& action) {
+    const hint::Receipt receipt = sam_->hint(tenant, action, now_ns_);
+    execute();
+    if (receipt.status != hint::Outcome::kDeferred) return receipt;
+    return sam_->take_receipt(tenant, action.hint_id).value_or(receipt);
+  }
+
+  void store(BlockId block, const std::vector<int32_t>& chain) {
+    if (fail_stores > 0) {
+      --fail_stores;
+      sam_->copy_out_failed(block, now_ns_);
+      return;
+    }
+    const SlotId slot(next_slot_++);
+    slots_[slot.value] = chain;
+    KV_CHECK(static_cast<int64_t>(slots_.size()) <= config_.host_blocks);
+    sam_->copied_out(block, slot, now_ns_);
+  }
+
   void extend(RequestId id, int32_t n) {
     const auto at = static_cast<size_t>(sam_->length(id));
     std::vector<int32_t>& cells = seqs_[sam_->sequence(id).value];
@@ -188,17 +228,14 @@ class World {
         return 0;
       case Decision::Kind::kCopyOut:
         for (size_t i = 0; i < d.blocks.size(); ++i) {
-          if (fail_stores > 0) {
-            --fail_stores;
-            sam_->copy_out_failed(d.blocks[i], now_ns_);
-            continue;
-          }
           const size_t end = (static_cast<size_t>(d.begin) + i + 1) * b;
           KV_CHECK(cells(d.seq).size() >= end);
-          const SlotId slot(next_slot_++);
-          slots_[slot.value] = {cells(d.seq).begin(), cells(d.seq).begin() + static_cast<std::ptrdiff_t>(end)};
-          KV_CHECK(static_cast<int64_t>(slots_.size()) <= config_.host_blocks);
-          sam_->copied_out(d.blocks[i], slot, now_ns_);
+          Held held{d.blocks[i], {cells(d.seq).begin(), cells(d.seq).begin() + static_cast<std::ptrdiff_t>(end)}};
+          if (hold_stores) {
+            held_.push_back(std::move(held));
+          } else {
+            store(held.block, held.chain);
+          }
         }
         return 0;
       case Decision::Kind::kCopyIn: {
@@ -228,6 +265,7 @@ class World {
   const SamConfig config_;
   std::vector<std::vector<int32_t>> seqs_;
   std::map<uint32_t, std::vector<int32_t>> slots_;
+  std::vector<Held> held_;
   TimeNs now_ns_ = base::kSecond;
   uint64_t next_id_ = 1;
   uint32_t next_slot_ = 1;

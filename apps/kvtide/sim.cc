@@ -1,0 +1,236 @@
+// `kvtide sim`: plays a recorded trace through the session manager in virtual time, beside baselines and the offline optimum.
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "apps/kvtide/commands.h"
+#include "sim/driver.h"
+#include "sim/oracle.h"
+#include "sim/readers/readers.h"
+
+namespace kvtide::app {
+namespace {
+
+using base::Code;
+using base::error;
+using base::Result;
+using base::Status;
+using Json = nlohmann::ordered_json;
+
+struct SimOptions {
+  std::string trace = "weka";
+  std::string data_dir;
+  std::vector<int> lanes{8};
+  std::vector<std::string> capacity{"1M"};
+  std::vector<std::string> policies{"lru", "affinity", "belady"};
+  std::vector<std::string> hints{"none"};
+  std::string sessions = "all";
+  std::string json_file;
+  uint64_t seed = 1;
+  bool check = false;
+};
+
+/// "0.5M", "100k", "65536" tokens.
+Result<int64_t> parse_tokens(const std::string& text) {
+  double value = 0;
+  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string unit(end, text.data() + text.size());
+  const double scale = unit.empty() ? 1 : unit == "k" || unit == "K" ? 1e3 : unit == "M" ? 1e6 : 0;
+  if (ec != std::errc() || scale == 0 || !(value * scale >= 1 && value * scale < 1e12))
+    return error(Code::kInvalidArgument, "--capacity: '" + text + "' is not a number of tokens such as 0.5M, 200k or 65536");
+  return static_cast<int64_t>(value * scale);
+}
+
+Result<sim::Hints> parse_hints(const std::string& name) {
+  if (name == "none") return sim::Hints::kNone;
+  if (name == "end") return sim::Hints::kEnd;
+  if (name == "resume") return sim::Hints::kResume;
+  if (name == "wrong") return sim::Hints::kWrong;
+  return error(Code::kInvalidArgument, "--hints: '" + name + "' is unknown; known: none, end, resume, wrong");
+}
+
+Result<sim::Select> parse_sessions(const std::string& name) {
+  if (name == "all") return sim::Select::kAll;
+  if (name == "odd") return sim::Select::kOdd;
+  if (name == "even") return sim::Select::kEven;
+  return error(Code::kInvalidArgument, "--sessions: '" + name + "' is unknown; known: all, odd, even");
+}
+
+std::filesystem::path data_folder(const std::string& given) {
+  if (!given.empty()) return given;
+  if (const char* env = std::getenv("KVTIDE_DATA"); env != nullptr && *env != '\0') return env;
+  std::error_code ec;
+  // Beside the checkout that this program was built in, wherever it is called from.
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", ec);
+  for (auto folder = self.parent_path(); !folder.empty() && folder != folder.root_path(); folder = folder.parent_path()) {
+    if (std::filesystem::is_directory(folder / "../shared/data", ec)) return folder / "../shared/data";
+  }
+  return "../shared/data";
+}
+
+class Simulation {
+ public:
+  explicit Simulation(SimOptions options) : options_(std::move(options)) {}
+
+  Status run() {
+    auto select = parse_sessions(options_.sessions);
+    if (!select) return tl::make_unexpected(select.error());
+    std::vector<int64_t> capacities;
+    for (const std::string& text : options_.capacity) {
+      auto tokens = parse_tokens(text);
+      if (!tokens) return tl::make_unexpected(tokens.error());
+      capacities.push_back(*tokens);
+    }
+    std::vector<sim::Hints> levels;
+    for (const std::string& name : options_.hints) {
+      auto level = parse_hints(name);
+      if (!level) return tl::make_unexpected(level.error());
+      levels.push_back(*level);
+    }
+    auto trace = sim::read_trace(options_.trace, data_folder(options_.data_dir), [&](int32_t number) {
+      return *select == sim::Select::kAll || (number % 2 == 1) == (*select == sim::Select::kOdd);
+    });
+    if (!trace) return tl::make_unexpected(trace.error());
+    trace_ = std::move(*trace);
+    if (trace_.sessions.empty()) return error(Code::kInvalidArgument, "the trace has no request");
+    if (trace_.absolute) options_.lanes = {0};
+    for (const int lanes : options_.lanes) {
+      const sim::ScheduleOptions schedule_options{std::max(lanes, 1), options_.seed, trace_.absolute ? sim::Select::kAll : *select};
+      schedule_ = sim::make_schedule(trace_, schedule_options);
+      if (schedule_.events.empty()) return error(Code::kInvalidArgument, "--sessions " + options_.sessions + " leaves nothing of this trace");
+      future_ = sim::look_ahead(trace_, schedule_);
+      describe(lanes);
+      for (const int64_t capacity : capacities) {
+        if (auto s = run_capacity(lanes, capacity, levels); !s) return s;
+      }
+    }
+    if (options_.json_file.empty()) return {};
+    std::ofstream out(options_.json_file, std::ios::trunc);
+    out << Json{{"runs", runs_}}.dump(2) << "\n" << std::flush;
+    if (!out) return error(Code::kUnavailable, "cannot write '" + options_.json_file + "' (--json)");
+    return {};
+  }
+
+ private:
+  void describe(int lanes) {
+    std::printf("%s: %zu requests of %zu sessions", trace_.name.c_str(), schedule_.events.size(), schedule_.order.size());
+    if (trace_.absolute) {
+      std::printf(", arrival times as recorded\n");
+      return;
+    }
+    std::printf(", %s sessions back to back on %d lanes, seed %llu, order", options_.sessions.c_str(), lanes,
+                static_cast<unsigned long long>(options_.seed));
+    for (size_t i = 0; i < std::min<size_t>(8, schedule_.order.size()); ++i) std::printf(" %d", schedule_.order[i]);
+    std::printf("%s\n", schedule_.order.size() > 8 ? " ..." : "");
+  }
+
+  Status run_capacity(int lanes, int64_t capacity, const std::vector<sim::Hints>& levels) {
+    const double optimum = static_cast<double>(belady(capacity).recomputed_tokens);
+    std::printf("\ncapacity %.2f M tokens, %d lanes\n%-10s %-7s %9s %14s %14s %12s %9s %10s\n", static_cast<double>(capacity) * 1e-6, lanes,
+                "policy", "hints", "hit rate", "recomputed", "/ compulsory", "/ belady", "seconds", "M blocks/s");
+    for (const std::string& policy : options_.policies) {
+      const bool hears = policy != "belady" && policy != "entry" && policy != "lru";
+      for (size_t i = 0; i < levels.size(); ++i) {
+        if (!hears && i > 0) break;
+        const auto begin = std::chrono::steady_clock::now();
+        auto result = one(policy, hears ? levels[i] : sim::Hints::kNone, capacity);
+        if (!result) return tl::make_unexpected(result.error());
+        const double took_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        report(policy, hears ? options_.hints[i] : "-", lanes, capacity, *result, optimum, took_s);
+      }
+    }
+    return {};
+  }
+
+  sim::DriverResult belady(int64_t capacity) const {
+    sim::DriverResult result;
+    int64_t blocks = 0;
+    int64_t fresh = 0;
+    for (size_t i = 0; i < schedule_.events.size(); ++i) {
+      const sim::Event& event = schedule_.events[i];
+      ++result.requests;
+      result.prompt_tokens += trace_.sessions[event.session].requests[event.request].prompt_tokens;
+      blocks += future_.blocks[i];
+      fresh += future_.fresh[i];
+    }
+    result.block_events = blocks;
+    const int64_t ends = result.prompt_tokens - blocks * trace_.block_tokens;  // tokens that fill no block
+    result.compulsory_tokens = fresh * trace_.block_tokens + ends;
+    result.recomputed_tokens = sim::belady_blocks(future_, capacity / trace_.block_tokens) * trace_.block_tokens + ends;
+    return result;
+  }
+
+  Result<sim::DriverResult> one(const std::string& policy, sim::Hints hints, int64_t capacity) const {
+    if (policy == "belady") return belady(capacity);
+    if (policy == "entry") return sim::drive_entries(trace_, schedule_, capacity);
+    return sim::drive(trace_, schedule_, {policy, hints, capacity, options_.seed, options_.check});
+  }
+
+  void report(const std::string& policy, const std::string& hints, int lanes, int64_t capacity, const sim::DriverResult& r, double optimum,
+              double took_s) {
+    const auto recomputed = static_cast<double>(r.recomputed_tokens);
+    std::printf("%-10s %-7s %8.2f%% %14lld %14.4f %12.4f %9.2f %10.2f\n", policy.c_str(), hints.c_str(),
+                100 * (1 - recomputed / static_cast<double>(r.prompt_tokens)), static_cast<long long>(r.recomputed_tokens),
+                recomputed / static_cast<double>(r.compulsory_tokens), recomputed / optimum, took_s,
+                static_cast<double>(r.block_events) * 1e-6 / std::max(took_s, 1e-9));
+    std::fflush(stdout);
+    std::array<char, 17> hash{};
+    std::snprintf(hash.data(), hash.size(), "%016llx", static_cast<unsigned long long>(r.trace_hash));
+    runs_.push_back(Json{{"trace", options_.trace},
+                         {"sessions", options_.sessions},
+                         {"lanes", lanes},
+                         {"capacity_tokens", capacity},
+                         {"policy", policy},
+                         {"hints", hints == "-" ? "none" : hints},
+                         {"seed", options_.seed},
+                         {"requests", r.requests},
+                         {"prompt_tokens", r.prompt_tokens},
+                         {"compulsory_tokens", r.compulsory_tokens},
+                         {"recomputed_tokens", r.recomputed_tokens},
+                         {"bypassed_requests", r.bypassed},
+                         {"hints_sent", r.hints_sent},
+                         {"decisions_hash", hash.data()}});
+  }
+
+  SimOptions options_;
+  sim::Trace trace_;
+  sim::Schedule schedule_;
+  sim::Future future_;
+  Json runs_ = Json::array();
+};
+
+}  // namespace
+
+Command add_sim(CLI::App& program) {
+  CLI::App* app = program.add_subcommand("sim", "play a recorded trace through the cache manager in virtual time");
+  const auto o = std::make_shared<SimOptions>();
+  app->add_option("--trace", o->trace, "weka, pauses, chat, azure, or a file (kvtide serve --record-trace)")->capture_default_str();
+  app->add_option("--data", o->data_dir, "folder with the public traces (else $KVTIDE_DATA, else ../shared/data)")->type_name("DIR");
+  app->add_option("--lanes", o->lanes, "sessions at a time, such as 8,16")->delimiter(',')->check(CLI::Range(1, 100000))->capture_default_str();
+  app->add_option("--capacity", o->capacity, "of the cache, in tokens, such as 0.5M,1M")->delimiter(',')->capture_default_str();
+  app->add_option("--policy", o->policies, "of lru, rfc52113, affinity, belady, entry")->delimiter(',')->capture_default_str();
+  app->add_option("--hints", o->hints, "what clients tell: of none, end, resume, wrong")->delimiter(',')->capture_default_str();
+  app->add_option("--sessions", o->sessions, "odd, even or all")->capture_default_str();
+  app->add_option("--seed", o->seed, "order of sessions, errors of what clients expect")->capture_default_str();
+  app->add_option("--json", o->json_file, "write the figures here")->type_name("FILE");
+  app->add_flag("--check", o->check, "recount the manager's state as it goes; slow");
+  app->footer(
+      "The manager is the one of `kvtide serve`; requests are served the moment they arrive. belady: the offline optimum; entry: one\n"
+      "whole-prompt copy a session. Tune on even sessions, report odd ones.\n"
+      "Example:\n"
+      "  kvtide sim --trace weka --sessions odd --lanes 8 --capacity 0.5M,1M,1.5M --policy lru,affinity,belady --hints none,end,resume,wrong");
+  return {app, [o] {
+            const Status done = Simulation(*o).run();
+            return done ? kExitDone : fail(done.error());
+          }};
+}
+
+}  // namespace kvtide::app
