@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 kvtide := build/release/apps/kvtide/kvtide
 
 ARGS ?=
-DEMO_ARGS ?= --users 4 --sessions 8 --max-context 3000 --gap-scale 0.2
+DEMO_ARGS ?= --users 3 --sessions 6 --max-context 2300 --max-reply 32 --gap-scale 0.1 --gap-cap 5 --capacity 0.7
 export FUZZ_SECONDS ?= 20
 
 help: ## this list

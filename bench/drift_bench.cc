@@ -1,7 +1,7 @@
 // Replies come back as they were: how often a reply, sent back as text, tokenises to other tokens than were generated, with and without the
 // prompt memory. A plain program: it plays the first turns of recorded agent sessions with generated replies and prints a table.
 //
-//   drift_bench --model FILE.gguf [--data DIR] [--sessions N] [--turns N] [--context TOKENS] [--reply TOKENS] [--temperature T] [--seed N]
+//   drift_bench FILE.gguf [--data DIR] [--sessions N] [--turns N] [--context TOKENS] [--reply TOKENS] [--temperature T] [--seed N]
 //
 // Everything but the model's sampling follows from the seed, and that from it too on one machine.
 #include <CLI/CLI.hpp>
@@ -160,7 +160,7 @@ void print_row(const char* name, const Tally& t) {
 Options parse(int argc, char** argv) {
   Options o;
   CLI::App app("How often replies come back as other tokens");
-  app.add_option("--model", o.model, "GGUF file")->required();
+  app.add_option("model,--model", o.model, "GGUF file")->required();
   app.add_option("--data", o.data, "folder with the recorded sessions; without it they are generated");
   app.add_option("--sessions", o.sessions)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--turns", o.turns, "of each session")->check(CLI::Range(2, 100))->capture_default_str();

@@ -17,8 +17,8 @@ namespace {
 using base::kSecond;
 using base::TimeNs;
 
-// A block of the trace is two cells: the last cell of a prompt never fills a block, so that all full blocks can be reused.
-constexpr int32_t kCells = 2;
+// A block of the trace is a few cells: the last cell of a prompt never fills a block, so that all full blocks can be reused.
+constexpr int32_t kCells = 16;
 constexpr int32_t kSequences = 2048;
 constexpr char kTenant[] = "trace";
 
@@ -194,7 +194,7 @@ base::Result<DriverResult> drive(const Trace& trace, const Schedule& schedule, c
   session::SamConfig config;
   config.device.seqs = kSequences;
   config.device.block_tokens = kCells;
-  config.device.device_tokens = capacity_blocks * kCells + kSequences;  // ends of prompts are not counted against the capacity
+  config.device.device_tokens = capacity_blocks * kCells + 1;  // the end of the running prompt; those of idle sequences take room from blocks
   config.device.seq_tokens_max = INT32_MAX;
   config.block_bytes = 1;
   config.policy = options.policy;

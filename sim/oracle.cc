@@ -62,12 +62,24 @@ int64_t belady_blocks(const Future& future, int64_t capacity_blocks) {
   std::priority_queue<uint32_t> users;  // events that something waits for: the last one loses first; entries may be empty or double
   int64_t resident = 0;
   int64_t recomputed = 0;
+  auto shrink_to = [&](int64_t most) {
+    while (resident > most) {
+      Run& run = waits_for[users.top()];
+      const auto drop = static_cast<uint32_t>(std::min<int64_t>(resident - most, run.end - run.begin));
+      run.end -= drop;
+      resident -= drop;
+      if (run.begin == run.end) users.pop();
+    }
+  };
   for (size_t i = 0; i < n; ++i) {
     Run& mine = waits_for[i];
     KV_CHECK(mine.begin == mine.end || mine.begin == 0);
     recomputed += future.blocks[i] - (mine.end - mine.begin);
     resident -= mine.end - mine.begin;
     mine = {};
+    // Room for the prompt itself, unless it is longer than the cache.
+    const int64_t need = future.blocks[i];
+    shrink_to(need <= capacity_blocks ? capacity_blocks - need : capacity_blocks);
     for (uint32_t s = future.first[i]; s < future.first[i + 1]; ++s) {
       const Span& span = future.spans[s];
       Run& run = waits_for[span.next];
@@ -80,14 +92,7 @@ int64_t belady_blocks(const Future& future, int64_t capacity_blocks) {
       }
       resident += span.end - span.begin;
     }
-    while (resident > capacity_blocks) {
-      const uint32_t last = users.top();
-      Run& run = waits_for[last];
-      const auto drop = static_cast<uint32_t>(std::min<int64_t>(resident - capacity_blocks, run.end - run.begin));
-      run.end -= drop;
-      resident -= drop;
-      if (run.begin == run.end) users.pop();
-    }
+    shrink_to(capacity_blocks);
   }
   return recomputed;
 }

@@ -1,8 +1,8 @@
 // What no online policy can beat: Bélády over blocks, and a bound for the case that deep blocks cost more.
 //
-// Both see a trace as requests one after another: a request reuses the leading blocks of its path that are in the cache, then all of its
-// path is there, then the cache is cut to its capacity. Holding a prompt while it is computed is not counted against the capacity, which
-// only makes the bounds lower. Proof sketches: docs/policies.md.
+// Both see a trace as requests one after another: a request reuses the leading blocks of its path that are in the cache, and while it is
+// computed all of its path is there, within the capacity. A prompt longer than the capacity is computed beside the cache. The bound of costs
+// does not charge for the running prompt, which only makes it lower. Proof sketches: docs/policies.md.
 //
 // Threading: pure functions.
 #pragma once

@@ -1,0 +1,141 @@
+// What the manager expects of sessions: learned from what it sees, and from what clients say as far as that proved true.
+#include <gtest/gtest.h>
+
+#include "session/testing/world.h"
+
+namespace kvtide::session {
+namespace {
+
+using hint::Outcome;
+using hint::Verb;
+using testing::World;
+using namespace testing;
+
+SamConfig config() {
+  SamConfig c;
+  c.device = {false, 64, 8, 8192, 8192, true};
+  c.block_bytes = 100;
+  return c;
+}
+
+double rate(World& w, const std::string& session) {
+  const SessionId id = w.sam().sessions().find("t", session);
+  return w.sam().sessions().forecast(w.sam().sessions().newest_branch(id), w.now()).rate_per_s;
+}
+
+TEST(Ends, AClientWhoseSessionsGoOnIsNoLongerBelieved) {
+  World w(config());
+  // Given a client that ends sessions which then go on where they were
+  for (int i = 0; i < 3; ++i) {
+    const std::string name = "liar" + std::to_string(i);
+    const auto prompt = text(10 + i, 64);
+    w.turn({.session = name, .prompt = prompt});
+    w.hint(name, Verb::kEnd);
+    w.turn({.session = name, .prompt = prompt + text(20 + i, 16)});
+  }
+  // When it says so of another one
+  const auto prompt = text(30, 64);
+  w.turn({.session = "victim", .prompt = prompt});
+  const auto receipt = w.hint("victim", Verb::kEnd);
+  // Then nothing is freed, and the receipt says why
+  EXPECT_EQ(receipt.status, Outcome::kRejected);
+  EXPECT_FALSE(receipt.reason.empty());
+  EXPECT_EQ(w.blocks_in("victim", Tier::kDevice), 8);
+  EXPECT_GE(w.turn({.session = "victim", .prompt = prompt + text(31, 8)}).device, 64);
+}
+
+TEST(Ends, EvictIsACommandAndStillDone) {
+  World w(config());
+  for (int i = 0; i < 3; ++i) {
+    const auto prompt = text(10 + i, 64);
+    w.turn({.session = "a", .prompt = prompt});
+    w.hint("a", Verb::kEnd);
+    w.turn({.session = "a", .prompt = prompt + text(20 + i, 16)});
+  }
+  EXPECT_EQ(w.hint("a", Verb::kEvict).status, Outcome::kApplied);
+  EXPECT_EQ(w.blocks_in("a", Tier::kDevice), 0);
+}
+
+TEST(Ends, AnotherConversationUnderAnOldNameTakesNothingBack) {
+  World w(config());
+  for (int i = 0; i < 10; ++i) {
+    w.turn({.session = "worker", .prompt = text(100 + i, 64)});
+    EXPECT_EQ(w.hint("worker", Verb::kEnd).status, Outcome::kApplied) << i;
+    w.advance(1);
+  }
+}
+
+TEST(Ends, AClientThatTellsTheTruthAgainIsBelievedAgain) {
+  World w(config());
+  for (int i = 0; i < 3; ++i) {
+    const auto prompt = text(10 + i, 64);
+    w.turn({.session = "a" + std::to_string(i), .prompt = prompt});
+    w.hint("a" + std::to_string(i), Verb::kEnd);
+    w.turn({.session = "a" + std::to_string(i), .prompt = prompt + text(20 + i, 16)});
+  }
+  Outcome last = Outcome::kRejected;
+  for (int i = 0; i < 30; ++i) {
+    const std::string name = "honest" + std::to_string(i);
+    w.turn({.session = name, .prompt = text(200 + i, 16)});
+    last = w.hint(name, Verb::kEnd).status;
+  }
+  EXPECT_EQ(last, Outcome::kApplied);
+}
+
+TEST(Pauses, AnAnnouncedReturnMakesBlocksWorthMoreAndALieSoonDoesNot) {
+  World honest(config());
+  World liar(config());
+  for (int i = 0; i < 40; ++i) {
+    for (World* w : {&honest, &liar}) {
+      w->turn({.session = "s", .prompt = text(1, 64 + 8 * i), .finish = Finish::kToolCalls});
+      const double length_s = i % 2 == 0 ? 2 : 500;
+      w->pause("s", w == &honest ? length_s : 1000 / length_s);
+      w->advance(length_s);
+    }
+  }
+  auto worth = [](World& w, double announced_s) {
+    w.turn({.session = "s", .prompt = text(1, 64 + 8 * 40), .finish = Finish::kToolCalls});
+    w.pause("s", announced_s);
+    const double rated = rate(w, "s");
+    w.advance(2);
+    return rated;
+  };
+  EXPECT_GT(worth(honest, 2), 20 * worth(honest, 500));
+  EXPECT_LT(worth(liar, 2), 3 * worth(liar, 500));
+}
+
+TEST(Pauses, WhatAClientSaysDoesNotChangeWhatWasSeen) {
+  World w(config());
+  w.turn({.session = "a", .prompt = text(1, 64), .finish = Finish::kStop});
+  w.turn({.session = "b", .prompt = text(2, 64), .finish = Finish::kStop});
+  w.pause("b", 1);
+  w.turn({.session = "b", .prompt = text(2, 72), .finish = Finish::kStop});
+  w.turn({.session = "a", .prompt = text(1, 72), .finish = Finish::kStop});
+  // Both wait for a person as far as the server saw, so both are of one kind.
+  EXPECT_NEAR(rate(w, "a") / rate(w, "b"), 1, 0.2);
+}
+
+TEST(Newcomers, ASessionThatIsAlwaysFollowedByAnotherIsLearnedToHaveEnded) {
+  World w(config());
+  // Given a worker that starts a session as soon as one is over, after five turns each
+  auto play = [&](int n, int turns) {
+    for (int i = 0; i < turns; ++i) {
+      w.turn({.session = "s" + std::to_string(n), .prompt = text(n, 16 + 8 * i)});
+      if (i + 1 < turns) w.advance(20);
+    }
+  };
+  for (int n = 0; n < 60; ++n) {
+    play(n, 5);
+    w.sam().tick(w.now());
+  }
+  // When one has just been followed by another, and the other only waits
+  play(100, 5);
+  play(101, 1);
+  w.advance(10);
+  for (int i = 0; i < 5; ++i) w.sam().tick(w.now());
+  // Then the one that waits is expected back, the other is not
+  EXPECT_GT(rate(w, "s101"), 5 * rate(w, "s100"));
+}
+
+}  // namespace
+}  // namespace kvtide::session
