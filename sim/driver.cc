@@ -32,6 +32,24 @@ index::BlockKey key_of(Node node) {
   return key;
 }
 
+/// Blocks at the end of `path` that were not seen before; they are now.
+int64_t count_fresh(const std::vector<Node>& path, std::vector<uint8_t>& seen) {
+  int64_t fresh = 0;
+  for (size_t d = path.size(); d > 0 && seen[path[d - 1]] == 0; --d) {
+    seen[path[d - 1]] = 1;
+    ++fresh;
+  }
+  return fresh;
+}
+
+/// Counts a request whose prompt has `blocks` full blocks, `fresh` of them new. What is recomputed of it is the caller's to add.
+void count_request(DriverResult& result, const TraceRequest& request, int64_t blocks, int64_t fresh, int32_t block_tokens) {
+  ++result.requests;
+  result.prompt_tokens += request.prompt_tokens;
+  result.block_events += blocks;
+  result.compulsory_tokens += request.prompt_tokens - (blocks - fresh) * block_tokens;
+}
+
 double normal(base::Random& random) {  // Box and Muller
   const double u = std::max(random.unit(), 1e-12);
   return std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * random.unit());
@@ -75,10 +93,7 @@ class Driver {
     const TraceRequest& request = trace_.sessions[event.session].requests[event.request];
     path_of(trace_, request, path_);
     const auto blocks = static_cast<int64_t>(path_.size());
-    ++result_.requests;
-    result_.prompt_tokens += request.prompt_tokens;
-    result_.block_events += blocks;
-    result_.compulsory_tokens += request.prompt_tokens - blocks * trace_.block_tokens + fresh_blocks() * trace_.block_tokens;
+    count_request(result_, request, blocks, count_fresh(path_, seen_), trace_.block_tokens);
     if (blocks > capacity_blocks) {
       ++result_.bypassed;
       result_.recomputed_tokens += request.prompt_tokens;
@@ -100,24 +115,13 @@ class Driver {
     result_.recomputed_tokens += request.prompt_tokens - reused * trace_.block_tokens;
     sam_.extend(id, static_cast<int32_t>(sam_.tokens(id).size()) - sam_.length(id), event.at_ns);
     const session::BranchRef branch = sam_.branch_ref(id);
-    const session::Finish finish = request.stop == Stop::kToolUse ? session::Finish::kToolCalls
-                                   : request.stop == Stop::kEnd   ? session::Finish::kStop
-                                                                  : session::Finish::kStop;
+    const session::Finish finish = request.stop == Stop::kToolUse ? session::Finish::kToolCalls : session::Finish::kStop;
     sam_.finish(id, finish, event.at_ns);
     if (request.tool != 0) sam_.note_tool_calls(branch, {trace_.tools[request.tool]});
     sam_.take_decisions();
     result_.bytes_per_block = std::max(result_.bytes_per_block, static_cast<double>(sam_.blocks().memory_bytes()) /
                                                                     std::max(1.0, static_cast<double>(sam_.blocks().size())));
     plan_hints(i);
-  }
-
-  int64_t fresh_blocks() {
-    int64_t fresh = 0;
-    for (size_t d = path_.size(); d > 0 && seen_[path_[d - 1]] == 0; --d) {
-      seen_[path_[d - 1]] = 1;
-      ++fresh;
-    }
-    return fresh;
   }
 
   hint::Identity identity(uint32_t session) const {
@@ -227,15 +231,7 @@ DriverResult drive_entries(const Trace& trace, const Schedule& schedule, int64_t
       const auto differs = std::mismatch(path.begin(), path.end(), have.begin(), have.end()).first;
       common = std::max(common, static_cast<size_t>(differs - path.begin()));
     }
-    int64_t fresh = 0;
-    for (size_t d = path.size(); d > 0 && seen[path[d - 1]] == 0; --d) {
-      seen[path[d - 1]] = 1;
-      ++fresh;
-    }
-    ++result.requests;
-    result.block_events += static_cast<int64_t>(path.size());
-    result.prompt_tokens += request.prompt_tokens;
-    result.compulsory_tokens += request.prompt_tokens - (static_cast<int64_t>(path.size()) - fresh) * trace.block_tokens;
+    count_request(result, request, static_cast<int64_t>(path.size()), count_fresh(path, seen), trace.block_tokens);
     result.recomputed_tokens += request.prompt_tokens - static_cast<int64_t>(common) * trace.block_tokens;
     if (const auto it = of_session.find(event.session); it != of_session.end()) {
       held -= static_cast<int64_t>(it->second->path.size());
@@ -250,6 +246,17 @@ DriverResult drive_entries(const Trace& trace, const Schedule& schedule, int64_t
       entries.pop_back();
     }
   }
+  return result;
+}
+
+DriverResult drive_belady(const Trace& trace, const Schedule& schedule, const Future& future, int64_t capacity_tokens) {
+  DriverResult result;
+  for (size_t i = 0; i < schedule.events.size(); ++i) {
+    const Event& event = schedule.events[i];
+    count_request(result, trace.sessions[event.session].requests[event.request], future.blocks[i], future.fresh[i], trace.block_tokens);
+  }
+  const int64_t ends = result.prompt_tokens - result.block_events * trace.block_tokens;  // tokens that fill no block
+  result.recomputed_tokens = belady_blocks(future, capacity_tokens / trace.block_tokens) * trace.block_tokens + ends;
   return result;
 }
 

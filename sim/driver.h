@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "sim/oracle.h"
 #include "sim/schedule.h"
 
 namespace kvtide::sim {
@@ -47,5 +48,8 @@ base::Result<DriverResult> drive(const Trace& trace, const Schedule& schedule, c
 
 /// One whole-prompt copy a session, least recently used first, as a server keeps that saves slots and shares nothing.
 DriverResult drive_entries(const Trace& trace, const Schedule& schedule, int64_t capacity_tokens);
+
+/// The offline optimum (oracle.h). `future` is look_ahead() of the same trace and schedule.
+DriverResult drive_belady(const Trace& trace, const Schedule& schedule, const Future& future, int64_t capacity_tokens);
 
 }  // namespace kvtide::sim

@@ -10,11 +10,6 @@
 namespace kvtide::sim {
 namespace {
 
-bool selected(int32_t number, Select select) {
-  if (select == Select::kAll) return true;
-  return (number % 2 == 1) == (select == Select::kOdd);
-}
-
 /// A root session and its sub-agents: sessions [begin, end) of the trace.
 struct Tree {
   uint32_t begin = 0;
@@ -38,6 +33,11 @@ std::vector<Tree> trees_of(const Trace& trace, Select select) {
 }
 
 }  // namespace
+
+bool selected(int32_t number, Select select) {
+  if (select == Select::kAll) return true;
+  return (number % 2 == 1) == (select == Select::kOdd);
+}
 
 Schedule make_schedule(const Trace& trace, const ScheduleOptions& options) {
   KV_CHECK(options.lanes > 0);

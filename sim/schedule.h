@@ -12,6 +12,9 @@ namespace kvtide::sim {
 
 enum class Select : uint8_t { kAll, kOdd, kEven };
 
+/// Whether `select` takes the root session with this number.
+bool selected(int32_t number, Select select);
+
 struct ScheduleOptions {
   int32_t lanes = 8;          // sessions at a time; each lane starts its next session when the last one and its sub-agents have ended
   uint64_t seed = 1;          // of the order in which sessions are taken

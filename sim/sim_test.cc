@@ -141,7 +141,7 @@ TEST(Oracle, NoPolicyBeatsItAtAnyHintLevel) {
 }
 
 /// Block LRU, tail first, written down as simply as can be.
-int64_t naive_lru(const Trace& trace, const std::vector<std::vector<Node>>& paths, size_t capacity) {
+int64_t naive_lru(const std::vector<std::vector<Node>>& paths, size_t capacity) {
   std::map<Node, std::pair<int64_t, int64_t>> held;  // last use; depth, negated: the deepest of one request goes first
   int64_t recomputed = 0;
   for (size_t i = 0; i < paths.size(); ++i) {
@@ -153,7 +153,6 @@ int64_t naive_lru(const Trace& trace, const std::vector<std::vector<Node>>& path
       held.erase(std::min_element(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.second < b.second; }));
     }
   }
-  (void)trace;
   return recomputed;
 }
 
@@ -165,7 +164,7 @@ TEST(Driver, ItsLruIsBlockLru) {
     const Trace trace = random_trace(seed, 12, 12, 8);
     const Schedule schedule = make_schedule(trace, {.lanes = 4, .seed = seed});
     ours += drive(trace, schedule, {.policy = "lru", .capacity_tokens = 150})->recomputed_tokens;
-    naive += naive_lru(trace, paths_of(trace, schedule), 150);
+    naive += naive_lru(paths_of(trace, schedule), 150);
   }
   EXPECT_NEAR(static_cast<double>(ours) / static_cast<double>(naive), 1, 0.03);
 }

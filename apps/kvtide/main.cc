@@ -18,7 +18,7 @@ int run(int argc, char** argv) {
       "  kvtide <subcommand> --help   every flag, with an example");
   const std::vector<Command> commands{
       kvtide::app::add_serve(program),   kvtide::app::add_replay(program),   kvtide::app::add_sim(program),
-      kvtide::app::add_model(program),  
+      kvtide::app::add_model(program),
       kvtide::app::add_top(program),     kvtide::app::add_sessions(program), kvtide::app::add_hint(program),
       kvtide::app::add_version(program),
   };

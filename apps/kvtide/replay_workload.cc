@@ -12,6 +12,8 @@
 #include <numbers>
 #include <utility>
 
+#include "apps/kvtide/data_folders.h"
+
 namespace kvtide::app {
 namespace {
 
@@ -109,12 +111,8 @@ base::Result<std::optional<fs::path>> find_trajectories(const std::string& data_
     if (auto file = trajectories_in(dir); !file.empty()) return file;
     return error(Code::kNotFound, std::string(who) + ": no " + kTrajectoryDir + "/" + kTrajectoryFile + " in '" + dir + "'");
   }
-  std::error_code ec;
-  if (auto file = trajectories_in(fs::current_path(ec) / ".." / "shared" / "data"); !file.empty()) return file;
-  // From the executable's folder upwards to its checkout.
-  for (fs::path dir = executable.parent_path(); dir.has_relative_path(); dir = dir.parent_path()) {
-    if (!fs::exists(dir / "CMakeLists.txt", ec) || !fs::exists(dir / ".git", ec)) continue;
-    if (auto file = trajectories_in(dir / ".." / "shared" / "data"); !file.empty()) return file;
+  for (const fs::path& dir : default_data_folders(executable)) {
+    if (auto file = trajectories_in(dir); !file.empty()) return file;
   }
   return std::nullopt;
 }

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "apps/kvtide/commands.h"
+#include "apps/kvtide/data_folders.h"
 #include "sim/driver.h"
-#include "sim/oracle.h"
 #include "sim/readers/readers.h"
 
 namespace kvtide::app {
@@ -68,12 +68,11 @@ std::filesystem::path data_folder(const std::string& given) {
   if (!given.empty()) return given;
   if (const char* env = std::getenv("KVTIDE_DATA"); env != nullptr && *env != '\0') return env;
   std::error_code ec;
-  // Beside the checkout that this program was built in, wherever it is called from.
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", ec);
-  for (auto folder = self.parent_path(); !folder.empty() && folder != folder.root_path(); folder = folder.parent_path()) {
-    if (std::filesystem::is_directory(folder / "../shared/data", ec)) return folder / "../shared/data";
+  const auto folders = default_data_folders(std::filesystem::read_symlink("/proc/self/exe", ec));
+  for (const auto& folder : folders) {
+    if (std::filesystem::is_directory(folder, ec)) return folder;
   }
-  return "../shared/data";
+  return folders.front();
 }
 
 class Simulation {
@@ -95,9 +94,7 @@ class Simulation {
       if (!level) return tl::make_unexpected(level.error());
       levels.push_back(*level);
     }
-    auto trace = sim::read_trace(options_.trace, data_folder(options_.data_dir), [&](int32_t number) {
-      return *select == sim::Select::kAll || (number % 2 == 1) == (*select == sim::Select::kOdd);
-    });
+    auto trace = sim::read_trace(options_.trace, data_folder(options_.data_dir), [&](int32_t number) { return sim::selected(number, *select); });
     if (!trace) return tl::make_unexpected(trace.error());
     trace_ = std::move(*trace);
     if (trace_.sessions.empty()) return error(Code::kInvalidArgument, "the trace has no request");
@@ -133,7 +130,7 @@ class Simulation {
   }
 
   Status run_capacity(int lanes, int64_t capacity, const std::vector<sim::Hints>& levels) {
-    const double optimum = static_cast<double>(belady(capacity).recomputed_tokens);
+    const double optimum = static_cast<double>(sim::drive_belady(trace_, schedule_, future_, capacity).recomputed_tokens);
     std::printf("\ncapacity %.2f M tokens, %d lanes\n%-10s %-7s %9s %14s %14s %12s %9s %10s\n", static_cast<double>(capacity) * 1e-6, lanes,
                 "policy", "hints", "hit rate", "recomputed", "/ compulsory", "/ belady", "seconds", "M blocks/s");
     for (const std::string& policy : options_.policies) {
@@ -150,26 +147,8 @@ class Simulation {
     return {};
   }
 
-  sim::DriverResult belady(int64_t capacity) const {
-    sim::DriverResult result;
-    int64_t blocks = 0;
-    int64_t fresh = 0;
-    for (size_t i = 0; i < schedule_.events.size(); ++i) {
-      const sim::Event& event = schedule_.events[i];
-      ++result.requests;
-      result.prompt_tokens += trace_.sessions[event.session].requests[event.request].prompt_tokens;
-      blocks += future_.blocks[i];
-      fresh += future_.fresh[i];
-    }
-    result.block_events = blocks;
-    const int64_t ends = result.prompt_tokens - blocks * trace_.block_tokens;  // tokens that fill no block
-    result.compulsory_tokens = fresh * trace_.block_tokens + ends;
-    result.recomputed_tokens = sim::belady_blocks(future_, capacity / trace_.block_tokens) * trace_.block_tokens + ends;
-    return result;
-  }
-
   Result<sim::DriverResult> one(const std::string& policy, sim::Hints hints, int64_t capacity) const {
-    if (policy == "belady") return belady(capacity);
+    if (policy == "belady") return sim::drive_belady(trace_, schedule_, future_, capacity);
     if (policy == "entry") return sim::drive_entries(trace_, schedule_, capacity);
     return sim::drive(trace_, schedule_, {policy, hints, capacity, options_.seed, options_.check});
   }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -92,5 +93,12 @@ struct Receipt {
 
   friend bool operator==(const Receipt&, const Receipt&) = default;
 };
+
+/// `receipt` with this outcome.
+inline Receipt answer(Receipt receipt, Outcome status, std::string reason) {
+  receipt.status = status;
+  receipt.reason = std::move(reason);
+  return receipt;
+}
 
 }  // namespace kvtide::hint

@@ -1,7 +1,5 @@
 #include "index/history.h"
 
-#include <cstring>
-
 namespace kvtide::index {
 
 std::string_view loss_name(Loss loss) {
@@ -13,12 +11,6 @@ std::string_view loss_name(Loss loss) {
     case Loss::kFailedLoad: return "failed_load";
   }
   return "unknown";
-}
-
-uint64_t History::short_key(const BlockKey& key) {
-  uint64_t head;
-  std::memcpy(&head, key.data(), sizeof(head));
-  return head;
 }
 
 void History::note(const BlockKey& key, Loss loss) {

@@ -25,9 +25,6 @@ class History {
   Loss loss(const BlockKey& key) const;
 
  private:
-  // 64 bits of SHA-256: a collision blurs an explanation, nothing else.
-  static uint64_t short_key(const BlockKey& key);
-
   const size_t capacity_;
   std::unordered_map<uint64_t, Loss> entries_;
   std::vector<uint64_t> ring_;  // insertion order, for forgetting

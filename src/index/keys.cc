@@ -1,8 +1,16 @@
 #include "index/keys.h"
 
+#include <cstring>
+
 #include "base/check.h"
 
 namespace kvtide::index {
+
+uint64_t short_key(const BlockKey& key) {
+  uint64_t head;
+  std::memcpy(&head, key.data(), sizeof(head));
+  return head;
+}
 namespace {
 
 // Length first, so that no two different scopes give the same byte stream.

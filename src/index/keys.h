@@ -24,6 +24,9 @@ struct KeyScope {
   int32_t block_tokens;
 };
 
+/// 64 bits of a key, for explanations and samples: a collision blurs those. Bytes are always found by whole keys.
+uint64_t short_key(const BlockKey& key);
+
 BlockKey root_key(const KeyScope& scope);
 
 /// The key of the block that holds `tokens` after the chain of `parent`.

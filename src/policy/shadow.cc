@@ -1,7 +1,6 @@
 #include "policy/shadow.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 
@@ -9,13 +8,6 @@ namespace kvtide::policy {
 namespace {
 
 constexpr base::DurationNs kPeriodNs = 300 * base::kSecond;
-
-// 64 bits of SHA-256: a collision blurs a figure, nothing else.
-uint64_t short_key(const index::BlockKey& key) {
-  uint64_t out;
-  std::memcpy(&out, key.data(), sizeof out);
-  return out;
-}
 
 // Blocks of `path`, which is in order of depth, before `depth`.
 size_t blocks_before(std::span<const SampledBlock> path, int32_t depth) {
@@ -80,7 +72,7 @@ std::vector<SampledBlock> Shadow::sample(std::span<const index::BlockKey> keys, 
   std::vector<SampledBlock> out;
   if (config_.capacity_blocks <= 0) return out;
   for (size_t i = 0; i < keys.size(); ++i) {
-    const uint64_t key = short_key(keys[i]);
+    const uint64_t key = index::short_key(keys[i]);
     if (sampled(key)) out.push_back({key, first + static_cast<int32_t>(i)});
   }
   return out;

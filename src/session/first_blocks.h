@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -14,23 +13,16 @@
 
 namespace kvtide::session {
 
-/// 64 bits of a key. A collision blurs who is who inside one tenant; bytes are always found by whole keys.
-inline uint64_t short_key(const index::BlockKey& key) {
-  uint64_t head;
-  std::memcpy(&head, key.data(), sizeof(head));
-  return head;
-}
-
 class FirstBlocks {
  public:
   /// Whether `tenant` sent these tokens last under a root other than `root`; remembers this one.
   bool seen_under_other_root(std::string_view tenant, std::span<const int32_t> tokens, const index::BlockKey& root) {
     const uint64_t words[2] = {base::checksum(std::as_bytes(std::span(tenant))), base::checksum(std::as_bytes(tokens))};
     const uint64_t key = base::checksum(std::as_bytes(std::span(words)));
-    const auto [it, fresh] = roots_.try_emplace(key, short_key(root));
+    const auto [it, fresh] = roots_.try_emplace(key, index::short_key(root));
     if (!fresh) {
-      const bool other = it->second != short_key(root);
-      it->second = short_key(root);
+      const bool other = it->second != index::short_key(root);
+      it->second = index::short_key(root);
       return other;
     }
     if (ring_.size() < kMax) {

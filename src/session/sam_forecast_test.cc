@@ -11,12 +11,7 @@ using hint::Verb;
 using testing::World;
 using namespace testing;
 
-SamConfig config() {
-  SamConfig c;
-  c.device = {false, 64, 8, 8192, 8192, true};
-  c.block_bytes = 100;
-  return c;
-}
+SamConfig roomy() { return config(/*lanes=*/false, 64, 8192, 0); }
 
 double rate(World& w, const std::string& session) {
   const SessionId id = w.sam().sessions().find("t", session);
@@ -24,7 +19,7 @@ double rate(World& w, const std::string& session) {
 }
 
 TEST(Ends, AClientWhoseSessionsGoOnIsNoLongerBelieved) {
-  World w(config());
+  World w(roomy());
   // Given a client that ends sessions which then go on where they were
   for (int i = 0; i < 3; ++i) {
     const std::string name = "liar" + std::to_string(i);
@@ -45,7 +40,7 @@ TEST(Ends, AClientWhoseSessionsGoOnIsNoLongerBelieved) {
 }
 
 TEST(Ends, EvictIsACommandAndStillDone) {
-  World w(config());
+  World w(roomy());
   for (int i = 0; i < 3; ++i) {
     const auto prompt = text(10 + i, 64);
     w.turn({.session = "a", .prompt = prompt});
@@ -57,7 +52,7 @@ TEST(Ends, EvictIsACommandAndStillDone) {
 }
 
 TEST(Ends, AnotherConversationUnderAnOldNameTakesNothingBack) {
-  World w(config());
+  World w(roomy());
   for (int i = 0; i < 10; ++i) {
     w.turn({.session = "worker", .prompt = text(100 + i, 64)});
     EXPECT_EQ(w.hint("worker", Verb::kEnd).status, Outcome::kApplied) << i;
@@ -66,7 +61,7 @@ TEST(Ends, AnotherConversationUnderAnOldNameTakesNothingBack) {
 }
 
 TEST(Ends, AClientThatTellsTheTruthAgainIsBelievedAgain) {
-  World w(config());
+  World w(roomy());
   for (int i = 0; i < 3; ++i) {
     const auto prompt = text(10 + i, 64);
     w.turn({.session = "a" + std::to_string(i), .prompt = prompt});
@@ -83,8 +78,8 @@ TEST(Ends, AClientThatTellsTheTruthAgainIsBelievedAgain) {
 }
 
 TEST(Pauses, AnAnnouncedReturnMakesBlocksWorthMoreAndALieSoonDoesNot) {
-  World honest(config());
-  World liar(config());
+  World honest(roomy());
+  World liar(roomy());
   for (int i = 0; i < 40; ++i) {
     for (World* w : {&honest, &liar}) {
       w->turn({.session = "s", .prompt = text(1, 64 + 8 * i), .finish = Finish::kToolCalls});
@@ -105,7 +100,7 @@ TEST(Pauses, AnAnnouncedReturnMakesBlocksWorthMoreAndALieSoonDoesNot) {
 }
 
 TEST(Pauses, WhatAClientSaysDoesNotChangeWhatWasSeen) {
-  World w(config());
+  World w(roomy());
   w.turn({.session = "a", .prompt = text(1, 64), .finish = Finish::kStop});
   w.turn({.session = "b", .prompt = text(2, 64), .finish = Finish::kStop});
   w.pause("b", 1);
@@ -116,7 +111,7 @@ TEST(Pauses, WhatAClientSaysDoesNotChangeWhatWasSeen) {
 }
 
 TEST(Newcomers, ASessionThatIsAlwaysFollowedByAnotherIsLearnedToHaveEnded) {
-  World w(config());
+  World w(roomy());
   // Given a worker that starts a session as soon as one is over, after five turns each
   auto play = [&](int n, int turns) {
     for (int i = 0; i < turns; ++i) {

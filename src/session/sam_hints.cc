@@ -16,12 +16,6 @@ constexpr base::DurationNs kWantedSoonNs = base::kSecond;  // of a prefetch that
 constexpr size_t kDeferredMax = 64;                        // of one session
 constexpr size_t kPrefetchesMax = 256;
 
-hint::Receipt answer(hint::Receipt receipt, Outcome status, std::string reason) {
-  receipt.status = status;
-  receipt.reason = std::move(reason);
-  return receipt;
-}
-
 }  // namespace
 
 hint::Receipt Sam::hint(const std::string& tenant, const hint::Action& action, TimeNs now_ns) {

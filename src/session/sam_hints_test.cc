@@ -13,17 +13,6 @@ using testing::text;
 using testing::World;
 using namespace testing;
 
-constexpr int32_t kBlock = 8;
-
-SamConfig config(bool lanes, int32_t seqs, int32_t device_tokens, int64_t host_blocks, const std::string& policy = "affinity") {
-  SamConfig c;
-  c.device = {lanes, seqs, kBlock, device_tokens, lanes ? device_tokens / seqs : device_tokens, true};
-  c.host_blocks = host_blocks;
-  c.block_bytes = 100;
-  c.policy = policy;
-  return c;
-}
-
 class SamHints : public ::testing::TestWithParam<bool> {
  protected:
   static SamConfig shape(int32_t seqs, int32_t device_tokens, int64_t host_blocks) { return config(GetParam(), seqs, device_tokens, host_blocks); }

@@ -49,7 +49,7 @@ BranchId Sam::branch_by_lineage(const Request& r, SessionId session) const {
     if (session.valid() ? branch.session != session : !sessions_.at(branch.session).derived) return;
     const size_t n = frontier_blocks(branch);
     if (n > r.arrival.keys.size() || n < best_length) return;
-    if (frontier_key(branch, n - 1) != short_key(r.arrival.keys[n - 1])) return;
+    if (frontier_key(branch, n - 1) != index::short_key(r.arrival.keys[n - 1])) return;
     const bool newer = !best.valid() || n > best_length || branch.waiting_since_ns > sessions_.branch(best).waiting_since_ns;
     if (newer) {
       best = id;
@@ -80,7 +80,7 @@ BranchId Sam::replaced_branch(const Request& r, SessionId session) const {
     if (branch.running > 0) continue;
     size_t common = 0;
     const size_t frontier = frontier_blocks(branch);
-    while (common < frontier && common < r.arrival.keys.size() && frontier_key(branch, common) == short_key(r.arrival.keys[common])) ++common;
+    while (common < frontier && common < r.arrival.keys.size() && frontier_key(branch, common) == index::short_key(r.arrival.keys[common])) ++common;
     const bool edited = common > 0 && common * 2 >= frontier;
     const bool compacted = branch.wait != Wait::kTool && r.reuse.prompt < branch.tokens;
     const bool tiny = branch.path.empty();
@@ -113,7 +113,7 @@ void Sam::set_path(BranchId id, std::span<const BlockId> path, TimeNs now_ns) {
 }
 
 uint64_t Sam::frontier_key(const Branch& branch, size_t at) const {
-  if (at < branch.path.size()) return short_key(blocks_.at(branch.path[at]).key);
+  if (at < branch.path.size()) return index::short_key(blocks_.at(branch.path[at]).key);
   return branch.lost[frontier_blocks(branch) - 1 - at];
 }
 
@@ -121,7 +121,7 @@ uint64_t Sam::frontier_key(const Branch& branch, size_t at) const {
 bool Sam::behind_frontier(const Branch& branch, std::span<const BlockId> path) const {
   if (path.size() > frontier_blocks(branch)) return false;
   for (size_t i = 0; i < path.size(); ++i) {
-    if (frontier_key(branch, i) != short_key(blocks_.at(path[i]).key)) return false;
+    if (frontier_key(branch, i) != index::short_key(blocks_.at(path[i]).key)) return false;
   }
   return true;
 }
@@ -146,7 +146,7 @@ void Sam::let_go_of_lost(BranchId id) {
     const BlockId block = branch.path.back();
     const index::Block& last = blocks_.at(block);
     if (last.copy(Tier::kDevice).present() || last.copy(Tier::kHost).present()) return;
-    branch.lost.push_back(short_key(last.key));
+    branch.lost.push_back(index::short_key(last.key));
     branch.path.pop_back();
     blocks_.release(block, id);
     blocks_.sweep(block);

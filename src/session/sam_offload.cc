@@ -11,12 +11,6 @@ using hint::Outcome;
 
 constexpr size_t kOffloadsMax = 256;  // under way
 
-hint::Receipt answer(hint::Receipt receipt, Outcome status, std::string reason) {
-  receipt.status = status;
-  receipt.reason = std::move(reason);
-  return receipt;
-}
-
 }  // namespace
 
 hint::Receipt Sam::offload(SessionId id, hint::Receipt receipt, TimeNs now_ns) {

@@ -12,28 +12,16 @@ using testing::text;
 using testing::World;
 using namespace testing;
 
-constexpr int32_t kBlock = 8;
 constexpr int32_t kPrompt = 33;  // four full blocks and one token more
 
 // Room on the device for `seqs` prompts of kPrompt tokens.
-SamConfig config(bool lanes, int32_t seqs, int64_t host_blocks) {
-  SamConfig c;
-  const int32_t per_seq = 40;
-  c.device = {lanes, seqs, kBlock, static_cast<int64_t>(seqs) * per_seq, per_seq, true};
-  c.host_blocks = host_blocks;
-  c.block_bytes = 100;
-  c.policy = "rfc52113";
+SamConfig room_for(bool lanes, int32_t seqs, int64_t host_blocks) {
+  constexpr int32_t kPerSeq = 40;
+  SamConfig c = config(lanes, seqs, seqs * kPerSeq, host_blocks, "rfc52113");
+  c.device.seq_tokens_max = kPerSeq;
   c.retain_tenant_share = 1;
   c.retain_tree_share = 1;
   return c;
-}
-
-hint::Receipt retain(World& w, const std::string& session, double ttl_s, const std::string& tenant = "t") {
-  hint::Action action;
-  action.verb = Verb::kRetain;
-  action.identity.session_id = session;
-  action.ttl_ns = static_cast<base::DurationNs>(ttl_s * 1e9);
-  return w.sam().hint(tenant, action, w.now());
 }
 
 std::vector<int32_t> prompt_of(const std::string& session) { return text(static_cast<int32_t>(session.back()), kPrompt); }
@@ -55,7 +43,7 @@ std::string on_device(World& w, const std::string& names) {
 
 class Rfc52113Sam : public ::testing::TestWithParam<bool> {
  protected:
-  static SamConfig shape(int32_t seqs, int64_t host_blocks = 0) { return config(GetParam(), seqs, host_blocks); }
+  static SamConfig shape(int32_t seqs, int64_t host_blocks = 0) { return room_for(GetParam(), seqs, host_blocks); }
 };
 INSTANTIATE_TEST_SUITE_P(Layouts, Rfc52113Sam, ::testing::Bool(), [](const auto& info) { return info.param ? "Lanes" : "Unified"; });
 
@@ -68,7 +56,7 @@ TEST_P(Rfc52113Sam, TheUnclaimedGoFirstThenTheClaimedThenTheProtected) {
   World w(c);
   speak(w, "f");
   speak(w, "c");
-  ASSERT_EQ(retain(w, "c", 300).status, Outcome::kApplied);
+  ASSERT_EQ(w.retain("c", 300).status, Outcome::kApplied);
   w.turn({.session = "b", .prompt = prompt_of("b"), .finish = Finish::kToolCalls});  // the third of two: f is forgotten
   ASSERT_FALSE(w.sam().sessions().find("t", "f").valid());
   const auto keys = index::chain_keys(index::root_key({"t", "", base::Digest{}, kBlock}), prompt_of("f"), kBlock);
@@ -95,12 +83,12 @@ TEST_P(Rfc52113Sam, WithinAClassTheLeastRecentlyUsedGoesFirst) {
   // Given two protected and two claimed sessions, each class with an older and a newer one.
   World w(shape(4));
   for (const char* name : {"c", "b", "d", "a"}) speak(w, name);
-  for (const char* name : {"d", "c"}) retain(w, name, 300);  // asked in the other order: it does not matter when it was asked
+  for (const char* name : {"d", "c"}) w.retain(name, 300);  // asked in the other order: it does not matter when it was asked
   // When four newcomers come, protected themselves so that they stay.
   std::string left;
   for (const char* name : {"1", "2", "3", "4"}) {
     speak(w, name);
-    retain(w, name, 300);
+    w.retain(name, 300);
     left += on_device(w, "abcd") + " ";
   }
   // Then they go in the order of class and last use.
@@ -113,7 +101,7 @@ TEST_P(Rfc52113Sam, WhenOnlyProtectedBlocksAreLeftProtectionIsBrokenAndInference
   World w(shape(2, 4));
   for (const char* name : {"a", "b", "c"}) {
     speak(w, name);
-    ASSERT_EQ(retain(w, name, 3600).status, Outcome::kApplied);
+    ASSERT_EQ(w.retain(name, 3600).status, Outcome::kApplied);
   }
   // When requests without any hint come, as many as the device holds.
   const RequestId one = w.arrive({.prompt = text(500, kPrompt), .reply = 3});
@@ -133,7 +121,7 @@ TEST_P(Rfc52113Sam, TheHostTierKeepsTheSameOrderAndRefusesWhatIsWorthLess) {
   // Given a host tier that is full of one protected session, and the device too.
   World w(shape(1, 4));
   speak(w, "c");
-  retain(w, "c", 300);
+  w.retain("c", 300);
   speak(w, "b");  // c goes to the host tier
   ASSERT_EQ(w.blocks_in("c", Tier::kHost), 4);
   // When a claimed session must leave the device.
@@ -151,17 +139,17 @@ TEST_P(Rfc52113Sam, TheHostTierKeepsTheSameOrderAndRefusesWhatIsWorthLess) {
 
 TEST(Rfc52113Unified, ABlockOfTheTrunkHasTheHighestClassOfThoseWhoShareIt) {
   // Given two sessions over one trunk, of which one is protected, and an unrelated claimed session used later.
-  World w(config(false, 3, 0));
+  World w(room_for(false, 3, 0));
   const auto trunk = text(1, 16);
   w.turn({.session = "p", .prompt = trunk + text(2, 16)});
   w.advance(1);
   w.turn({.session = "q", .prompt = trunk + text(3, 16)});
   w.advance(1);
-  retain(w, "p", 100);
+  w.retain("p", 100);
   speak(w, "z");
   // When room for three prompts is needed.
   speak(w, "1");
-  retain(w, "1", 100);
+  w.retain("1", 100);
   speak(w, "2");
   // Then what only the others claim has gone, and the whole of the protected context is there.
   EXPECT_EQ(w.blocks_in("p", Tier::kDevice), 4);
@@ -176,7 +164,7 @@ TEST_P(Rfc52113Sam, ADeadlineIsNeverCombinedWithAnotherClaim) {
   const auto trunk = text(1, 24);
   w.turn({.session = "p", .prompt = trunk + text(2, 8)});
   w.turn({.session = "q", .prompt = trunk + text(3, 8)});
-  retain(w, "p", 10);
+  w.retain("p", 10);
   w.run_until_quiet();
   const BlockId shared = w.sam().sessions().branch(BranchId(0)).path[0];
   const auto policy = policy::make_policy("rfc52113", {w.sam().blocks(), w.sam().sessions(), w.sam().costs(), kBlock, 100, true}).value();
@@ -194,7 +182,7 @@ TEST_P(Rfc52113Sam, WhatLosesItsProtectionWithASessionGoesAtOnceThoughOthersClai
   World w(shape(1, 8));
   for (const char* name : {"p", "q"}) w.turn({.session = name, .prompt = text(1, kPrompt)});
   w.advance(1);
-  retain(w, "p", 3600);
+  w.retain("p", 3600);
   for (const char* name : {"b", "z"}) speak(w, name);
   ASSERT_EQ(w.blocks_in("q", Tier::kHost), 4);
   ASSERT_EQ(w.blocks_in("b", Tier::kHost), 4);
@@ -214,10 +202,10 @@ TEST_P(Rfc52113Sam, UsingASessionDoesNotRenewItAndAskingAgainDoes) {
     // Given a session protected for ten seconds that has a turn within them.
     World w(shape(2));
     speak(w, "c");
-    retain(w, "c", 10);
+    w.retain("c", 10);
     w.advance(5);
     w.turn({.session = "c", .prompt = prompt_of("c") + text(7, 2)});
-    if (ask_again) retain(w, "c", 10);
+    if (ask_again) w.retain("c", 10);
     w.advance(7);
     // When the first ten seconds are over and a newer session and a newcomer compete with it.
     speak(w, "b");
@@ -231,8 +219,8 @@ TEST_P(Rfc52113Sam, UsingASessionDoesNotRenewItAndAskingAgainDoes) {
 TEST_P(Rfc52113Sam, ARenewalNeverShortensWhatWasPromised) {
   World w(shape(2));
   speak(w, "c");
-  retain(w, "c", 100);
-  EXPECT_EQ(retain(w, "c", 1).status, Outcome::kApplied);
+  w.retain("c", 100);
+  EXPECT_EQ(w.retain("c", 1).status, Outcome::kApplied);
   w.advance(50);
   speak(w, "b");
   speak(w, "1");
@@ -244,7 +232,7 @@ TEST_P(Rfc52113Sam, EvictAndEndCancelTheTimeToLive) {
     // Given a protected session that ends, and comes back under the same id.
     World w(shape(2));
     speak(w, "c");
-    retain(w, "c", 3600);
+    w.retain("c", 3600);
     ASSERT_EQ(w.hint("c", verb).status, Outcome::kApplied);
     EXPECT_EQ(w.sam().blocks().size(), 0U);
     speak(w, "c");
@@ -260,7 +248,7 @@ TEST_P(Rfc52113Sam, ProtectionAskedForAfterTheEndIsNotInheritedByTheNextLife) {
   World w(shape(2));
   speak(w, "c");
   w.hint("c", Verb::kEnd);
-  EXPECT_EQ(retain(w, "c", 3600).status, Outcome::kStale);
+  EXPECT_EQ(w.retain("c", 3600).status, Outcome::kStale);
   speak(w, "c");
   speak(w, "b");
   speak(w, "1");
@@ -273,7 +261,7 @@ TEST_P(Rfc52113Sam, AnotherSessionInTheSamePlacesInheritsNothing) {
   c.sessions_max = 1;
   World w(c);
   speak(w, "c");
-  retain(w, "c", 3600);
+  w.retain("c", 3600);
   w.run_until_quiet();
   w.turn({.session = "x", .prompt = prompt_of("x")});
   ASSERT_FALSE(w.sam().sessions().find("t", "c").valid());
@@ -287,7 +275,7 @@ TEST_P(Rfc52113Sam, AContextThatWasCompactedAwayLosesItsProtectionAtOnce) {
   // Given a protected session whose next prompt keeps only the first two blocks.
   World w(shape(2, 64));
   speak(w, "c");
-  retain(w, "c", 300);
+  w.retain("c", 300);
   w.run_until_quiet();
   w.turn({.session = "c", .prompt = text('c', 16) + text(9, 4)});
   // Then what it dropped is nobody's and goes before anything claimed.
@@ -306,7 +294,7 @@ TEST_P(Rfc52113Sam, AContextThatWasCompactedAwayLosesItsProtectionAtOnce) {
 TEST_P(Rfc52113Sam, ProtectionWithoutAnOffsetCoversTheWholeContext) {
   World w(shape(2));
   speak(w, "c");
-  retain(w, "c", 300);
+  w.retain("c", 300);
   speak(w, "b");
   speak(w, "1");
   EXPECT_EQ(w.blocks_in("c", Tier::kDevice), 4);
@@ -346,7 +334,7 @@ TEST_P(Rfc52113Sam, AnHourEndsAfterAnHour) {
   for (const double left_s : {2.0, 1.0, 0.0, -3600.0}) {
     World w(shape(1, 4));
     speak(w, "c");
-    retain(w, "c", 3600);
+    w.retain("c", 3600);
     speak(w, "b");  // c is in the host tier; a second has passed
     w.advance(3599 - left_s);
     speak(w, "d");  // asks for its place
@@ -373,7 +361,7 @@ TEST_P(Rfc52113Sam, OneTenantCannotProtectMoreThanItsShare) {
   World w(c);
   for (const char* name : {"a", "b", "c"}) {
     speak(w, name);
-    const hint::Receipt receipt = retain(w, name, 3600);
+    const hint::Receipt receipt = w.retain(name, 3600);
     EXPECT_EQ(receipt.status, *name == 'c' ? Outcome::kClipped : Outcome::kApplied) << name;
   }
   // Then what is over its share is as willing to go as anybody's: here it is the least recently used of them.
@@ -395,7 +383,7 @@ TEST_P(Rfc52113Sam, AllBranchesOfASessionAreProtectedNotOnlyTheLatest) {
   w.run(two, 0);
   w.finish(one);
   w.finish(two);
-  retain(w, "c", 300);
+  w.retain("c", 300);
   w.advance(1);
   speak(w, "b");
   speak(w, "1");
@@ -410,7 +398,7 @@ TEST_P(Rfc52113Sam, ProtectionCostsNothingWhileTimePasses) {
   for (int i = 0; i < 500; ++i) {
     const std::string name = "s" + std::to_string(i);
     w.turn({.session = name, .prompt = text(i + 1, kPrompt)});
-    retain(w, name, 3600);
+    w.retain(name, 3600);
   }
   w.run_until_quiet();
   const uint64_t before = w.sam().trace_hash();

@@ -38,7 +38,7 @@ struct Branch {
   bool live = false;
   SessionId session;
   std::vector<BlockId> path;     // full blocks of its frontier; the branch claims each
-  std::vector<uint64_t> lost;    // blocks of the frontier behind `path`, deepest first, as short_key(): no tier has a copy of them
+  std::vector<uint64_t> lost;    // blocks of the frontier behind `path`, deepest first, as index::short_key(): no tier has a copy of them
   int32_t tokens = 0;            // of the frontier: prompt and reply
   int32_t running = 0;           // requests between arrival and finish
   int64_t last_turn = 0;         // turns_begun() when its newest turn began

@@ -272,6 +272,18 @@ class World {
   int32_t last_asked_ = 0;
 };
 
+inline constexpr int32_t kBlock = 8;  // tokens
+
+/// A small manager. Lanes share `device_tokens` out evenly; in the unified layout one sequence may use them all.
+inline SamConfig config(bool lanes, int32_t seqs, int32_t device_tokens, int64_t host_blocks, const std::string& policy = "affinity") {
+  SamConfig c;
+  c.device = {lanes, seqs, kBlock, device_tokens, lanes ? device_tokens / seqs : device_tokens, true};
+  c.host_blocks = host_blocks;
+  c.block_bytes = 100;
+  c.policy = policy;
+  return c;
+}
+
 /// `n` tokens that no other `seed` gives.
 inline std::vector<int32_t> text(int32_t seed, int32_t n) {
   std::vector<int32_t> tokens;
