@@ -296,6 +296,27 @@ TEST_P(EngineContract, RunsLongerThanAnyBufferTravelToo) {
   expect_same(feed(kA, chain(2, 3)), b);
 }
 
+TEST_P(EngineContract, AnExportGivesWhatIsThereNow) {
+  feed(kA, chain(1, 4 * block()));
+  const auto first = export_blocks(kA, 0, 4);
+  cut(kA, 2 * block());
+  feed(kA, chain(2, 2 * block()));
+  const auto second = export_blocks(kA, 0, 4);  // as long as before
+  EXPECT_EQ(second[1], first[1]);
+  EXPECT_NE(second[2], first[2]);
+  EXPECT_EQ(export_blocks(kA, 2, 1)[0], second[2]);
+
+  feed(kB, chain(3, 2 * block()));
+  const auto other = export_blocks(kB, 0, 2);
+  EXPECT_NE(other, (std::vector<Bytes>{second[0], second[1]}));
+  EXPECT_EQ(export_blocks(kA, 0, 2), (std::vector<Bytes>{second[0], second[1]}));
+  import_blocks(kB, {second[2]});
+  EXPECT_EQ(export_blocks(kB, 0, 3), (std::vector<Bytes>{other[0], other[1], second[2]}));
+  cut(kA, 0);
+  import_blocks(kA, {first.begin(), first.end()});
+  EXPECT_EQ(export_blocks(kA, 0, 4), first);
+}
+
 TEST_P(EngineContract, SharedCellsExportAsTheyAre) {
   if (!unified()) GTEST_SKIP() << "lanes do not share";
   feed(kA, chain(1, 4 * block()));

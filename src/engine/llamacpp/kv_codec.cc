@@ -89,6 +89,21 @@ Result<Head> read_head(Reader& reader) {
   return head;
 }
 
+struct Rows {
+  uint32_t rows;
+  size_t from_stride;
+  size_t to_stride;
+};
+
+/// `bytes` of each row. Rows of transposed values are a few cache lines long, and there are thousands: a constant size is copied in line.
+void copy_rows(const std::byte* from, std::byte* to, size_t bytes, const Rows& rows) {
+  if (bytes == 128) {
+    for (uint32_t row = 0; row < rows.rows; ++row, from += rows.from_stride, to += rows.to_stride) std::memcpy(to, from, 128);
+    return;
+  }
+  for (uint32_t row = 0; row < rows.rows; ++row, from += rows.from_stride, to += rows.to_stride) std::memcpy(to, from, bytes);
+}
+
 /// One tensor's header, with its data stepped over.
 bool read_tensor(Reader& reader, bool transposed, uint32_t cells, KvTensor& tensor) {
   tensor.transposed = transposed;
@@ -219,27 +234,37 @@ Result<KvRun> KvCodec::open(std::span<const std::byte> blob, int32_t begin, int3
   return run;
 }
 
-void KvCodec::cut(const KvRun& run, int32_t first_pos, std::span<std::byte> out) const {
-  KV_CHECK(out.size() == block_bytes());
-  KV_CHECK(first_pos >= run.begin && first_pos + block_tokens_ <= run.begin + run.cells);
-  const int32_t end = first_pos + block_tokens_;
-  std::vector<KvRun::Piece> pieces;
+void KvCodec::cut(const KvRun& run, int32_t first_pos, std::span<const std::span<std::byte>> out) const {
+  for (const auto& block : out) KV_CHECK(block.size() == block_bytes());
+  const int32_t end = first_pos + block_tokens_ * static_cast<int32_t>(out.size());
+  KV_CHECK(first_pos >= run.begin && end <= run.begin + run.cells);
+  struct Part {
+    size_t block;   // of `out`
+    int32_t at;     // first token in the block
+    int32_t cell;   // of the run
+    int32_t cells;
+  };
+  std::vector<Part> parts;
   for (const KvRun::Piece& piece : run.pieces) {
-    const int32_t from = std::max(piece.pos, first_pos);
     const int32_t to = std::min(piece.pos + piece.cells, end);
-    if (from < to) pieces.push_back({from - first_pos, piece.cell + (from - piece.pos), to - from});
+    for (int32_t pos = std::max(piece.pos, first_pos); pos < to;) {
+      const int32_t at = (pos - first_pos) % block_tokens_;
+      const int32_t cells = std::min(block_tokens_ - at, to - pos);
+      parts.push_back({static_cast<size_t>((pos - first_pos) / block_tokens_), at, piece.cell + (pos - piece.pos), cells});
+      pos += cells;
+    }
   }
+  // Tensor by tensor, so that one tensor of the run stays in the core's cache while every block takes its share of it.
   for (size_t t = 0; t < geometry_.tensors.size(); ++t) {
     const KvTensor& tensor = geometry_.tensors[t];
     const std::byte* from = run.blob.data() + run.data_offset + tensor_offset(t, run.cells);
-    std::byte* to = out.data() + cells_before_[t] * static_cast<size_t>(block_tokens_);
-    for (uint32_t row = 0; row < tensor.rows; ++row) {
-      for (const KvRun::Piece& piece : pieces) {
-        std::memcpy(to + static_cast<size_t>(piece.pos) * tensor.width, from + static_cast<size_t>(piece.cell) * tensor.width,
-                    static_cast<size_t>(piece.cells) * tensor.width);
-      }
-      from += static_cast<size_t>(run.cells) * tensor.width;
-      to += static_cast<size_t>(block_tokens_) * tensor.width;
+    const size_t at = cells_before_[t] * static_cast<size_t>(block_tokens_);
+    const Rows rows{.rows = tensor.rows,
+                    .from_stride = static_cast<size_t>(run.cells) * tensor.width,
+                    .to_stride = static_cast<size_t>(block_tokens_) * tensor.width};
+    for (const Part& part : parts) {
+      copy_rows(from + static_cast<size_t>(part.cell) * tensor.width, out[part.block].data() + at + static_cast<size_t>(part.at) * tensor.width,
+                static_cast<size_t>(part.cells) * tensor.width, rows);
     }
   }
 }

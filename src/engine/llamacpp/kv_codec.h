@@ -78,9 +78,9 @@ class KvCodec {
   /// Checks a blob that must hold exactly positions [begin, end), in cells of any order.
   base::Result<KvRun> open(std::span<const std::byte> blob, int32_t begin, int32_t end) const;
 
-  /// Copies positions [first_pos, first_pos + block_tokens) of `run` into a payload.
-  /// REQUIRES: the run holds them; out.size() == block_bytes().
-  void cut(const KvRun& run, int32_t first_pos, std::span<std::byte> out) const;
+  /// Copies the blocks from position `first_pos` of `run` on into payloads.
+  /// REQUIRES: the run holds them; every payload of block_bytes().
+  void cut(const KvRun& run, int32_t first_pos, std::span<const std::span<std::byte>> out) const;
 
   /// Writes the blob of sequence `seq` in stream `stream`: the cells of `prefix` (may be null), then `blocks` from position `first_pos` on.
   /// REQUIRES: prefix null or ending at first_pos; every block of block_bytes(); out.size() == blob_bytes(all cells); stream < streams.

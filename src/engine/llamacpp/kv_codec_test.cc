@@ -100,7 +100,8 @@ class Codec : public testing::TestWithParam<bool> {
 
   static std::vector<std::byte> block(const KvCodec& codec, const KvRun& run, int32_t first) {
     std::vector<std::byte> out(codec.block_bytes());
-    codec.cut(run, first, out);
+    const std::span<std::byte> to(out);
+    codec.cut(run, first, {&to, 1});
     return out;
   }
 };

@@ -18,8 +18,9 @@ using base::Status;
 // kv_codec knows this form of the serialised state, and only this one. A new version needs a look at llama-kv-cache.cpp, then this number.
 static_assert(LLAMA_STATE_SEQ_VERSION == 3);
 
-// Blocks that pass through the scratch sequence at once. Bounds the buffer.
-constexpr size_t kBlocksAtOnce = 16;
+// Blocks that pass through the scratch sequence at once: enough that llama.cpp's passes over all cells weigh little, few enough that the
+// buffer stays in the last-level cache (engine_bench blocks).
+constexpr size_t kBlocksAtOnce = 8;
 
 uint8_t* raw(std::span<std::byte> bytes) { return reinterpret_cast<uint8_t*>(bytes.data()); }
 
@@ -58,6 +59,10 @@ int32_t& LlamaCppEngine::length(SeqId seq) {
   return lengths_[seq.value];
 }
 
+void LlamaCppEngine::changes(SeqId seq) {
+  if (lane_run_ && lane_ == seq) lane_run_.reset();
+}
+
 void LlamaCppEngine::share(SeqId from, SeqId to, int32_t tokens) {
   KV_CHECK(info_.layout == Layout::kUnified && info_.reuse);
   KV_CHECK(from != to && length(to) == 0 && 0 < tokens && tokens <= length(from));
@@ -76,6 +81,7 @@ void LlamaCppEngine::dedup(SeqId from, SeqId seq, int32_t begin, int32_t end) {
 void LlamaCppEngine::truncate(SeqId seq, int32_t tokens) {
   KV_CHECK(0 <= tokens && tokens <= length(seq));
   KV_CHECK(tokens == 0 || info_.reuse);
+  changes(seq);
   llama_memory_seq_rm(memory(), static_cast<llama_seq_id>(seq.value), tokens == 0 ? -1 : tokens, -1);
   length(seq) = tokens;
 }
@@ -126,6 +132,7 @@ Status LlamaCppEngine::step(std::span<const StepItem> items) {
       return error(Code::kResourceExhausted, "the sequence is at its longest");
     }
   }
+  for (const StepItem& item : items) changes(item.seq);
   const LogCapture capture(true);
   const int32_t answer = decode();
   if (answer == 0) {
@@ -213,7 +220,7 @@ Status LlamaCppEngine::export_unified(SeqId seq, int32_t begin, std::span<const 
     const auto run = read_run(scratch(), from, to, blob_);
     llama_memory_seq_rm(memory(), scratch(), -1, -1);
     if (!run) return tl::make_unexpected(run.error());
-    for (size_t b = 0; b < blocks.size(); ++b) codec_->cut(*run, from + static_cast<int32_t>(b) * info_.block_tokens, blocks[b]);
+    codec_->cut(*run, from, blocks);
   }
   return {};
 }
@@ -240,14 +247,21 @@ Status LlamaCppEngine::import_unified(SeqId seq, int32_t begin, std::span<const 
 }
 
 Status LlamaCppEngine::export_lane(SeqId seq, int32_t begin, std::span<const std::span<std::byte>> out) {
-  const auto run = read_run(static_cast<llama_seq_id>(seq.value), 0, length(seq), blob_);
-  if (!run) return tl::make_unexpected(run.error());
-  for (size_t b = 0; b < out.size(); ++b) codec_->cut(*run, begin + static_cast<int32_t>(b) * info_.block_tokens, out[b]);
+  // A long lane leaves in pieces; the first of them reads it, and the others find it read.
+  if (!lane_run_ || lane_ != seq) {
+    lane_run_.reset();
+    auto run = read_run(static_cast<llama_seq_id>(seq.value), 0, length(seq), blob_);
+    if (!run) return tl::make_unexpected(run.error());
+    lane_run_ = std::move(*run);
+    lane_ = seq;
+  }
+  codec_->cut(*lane_run_, begin, out);
   return {};
 }
 
 Status LlamaCppEngine::import_lane(SeqId seq, int32_t begin, std::span<const std::span<const std::byte>> in) {
   const auto lane = static_cast<llama_seq_id>(seq.value);
+  lane_run_.reset();  // its buffer is needed
   std::optional<KvRun> old;
   if (begin > 0) {
     auto run = read_run(lane, 0, begin, old_lane_);

@@ -6,7 +6,8 @@
 // a lane means to replace it, so import builds the lane's whole new state and puts the old one back when that fails.
 //
 // Threading: confined to the loop, except info().
-// Cost: export and import copy each byte twice (llama.cpp to buffer to block). cells_used() passes over all cells.
+// Cost: export and import copy each byte twice (llama.cpp to buffer to block), as llama.cpp serialises into one run of bytes and blocks lie
+// apart; the first export of a lane since it changed reads the whole lane. cells_used() passes over all cells.
 #pragma once
 
 #include <memory>
@@ -72,6 +73,7 @@ class LlamaCppEngine final : public Engine, private LogitRows {
   int32_t row(size_t item) const override;
 
   int32_t& length(SeqId seq);
+  void changes(SeqId seq);  // call before its cells change: what was read of them is out of date
   llama_memory_t memory() const { return llama_get_memory(context_.get()); }
   llama_seq_id scratch() const { return info_.seqs; }
 
@@ -102,6 +104,8 @@ class LlamaCppEngine final : public Engine, private LogitRows {
   std::vector<int32_t> rows_;                // by item: batch row with logits, or -1
 
   GrowingBuffer blob_;
+  std::optional<KvRun> lane_run_;            // lanes: blob_ holds all of lane_, as it is now
+  SeqId lane_{};
   GrowingBuffer old_lane_;
 };
 

@@ -23,7 +23,8 @@ std::vector<std::byte> state_of(llama_context* context, llama_seq_id seq) {
 
 std::vector<std::vector<std::byte>> cut_all(const KvCodec& codec, const KvRun& run) {
   std::vector<std::vector<std::byte>> cells(kTokens, std::vector<std::byte>(codec.block_bytes()));
-  for (int32_t i = 0; i < kTokens; ++i) codec.cut(run, i, cells[i]);
+  const std::vector<std::span<std::byte>> out(cells.begin(), cells.end());
+  codec.cut(run, 0, out);
   return cells;
 }
 
