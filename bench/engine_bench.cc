@@ -142,7 +142,7 @@ void compute(Engine& e, Raw& raw) {
   for (const int seqs : {1, kSeqs}) {
     const auto prompt = text(256 / seqs);
     std::vector<double> ours_prefill, raw_prefill, ours_decode, raw_decode;
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < 9; ++round) {
       clear(e);
       raw.clear();
       ours_prefill.push_back(ms_of([&] { step(e, seqs, 0, prompt, read); }));

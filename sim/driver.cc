@@ -55,6 +55,16 @@ double normal(base::Random& random) {  // Box and Muller
   return std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * random.unit());
 }
 
+/// An end that was not recorded is a kind of its own to the manager, as a reply that was cut short.
+session::Finish finish_of(Stop stop) {
+  switch (stop) {
+    case Stop::kToolUse: return session::Finish::kToolCalls;
+    case Stop::kEnd: return session::Finish::kStop;
+    case Stop::kUnknown: break;
+  }
+  return session::Finish::kLength;
+}
+
 struct Told {
   TimeNs at_ns;
   uint64_t order;
@@ -115,8 +125,7 @@ class Driver {
     result_.recomputed_tokens += request.prompt_tokens - reused * trace_.block_tokens;
     sam_.extend(id, static_cast<int32_t>(sam_.tokens(id).size()) - sam_.length(id), event.at_ns);
     const session::BranchRef branch = sam_.branch_ref(id);
-    const session::Finish finish = request.stop == Stop::kToolUse ? session::Finish::kToolCalls : session::Finish::kStop;
-    sam_.finish(id, finish, event.at_ns);
+    sam_.finish(id, finish_of(request.stop), request.reply_tokens, event.at_ns);
     if (request.tool != 0) sam_.note_tool_calls(branch, {trace_.tools[request.tool]});
     sam_.take_decisions();
     result_.bytes_per_block = std::max(result_.bytes_per_block, static_cast<double>(sam_.blocks().memory_bytes()) /

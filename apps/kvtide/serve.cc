@@ -8,6 +8,7 @@
 #include "apps/kvtide/commands.h"
 #include "apps/kvtide/model_catalog.h"
 #include "apps/kvtide/sizes.h"
+#include "apps/kvtide/trace_recorder.h"
 #include "base/clock.h"
 #include "engine/fake/fake_engine.h"
 #include "engine/fake/fake_text_model.h"
@@ -106,6 +107,18 @@ base::Status write_port_file(const std::string& path, uint16_t port) {
   return {};
 }
 
+// Before the model loads: a wrong name must not cost that time.
+base::Result<std::unique_ptr<TraceRecorder>> open_recorder(const ServeOptions& options) {
+  if (options.record_trace.empty()) return nullptr;
+  return TraceRecorder::create(options.record_trace, [](const std::string& line) { std::fprintf(stderr, "kvtide: %s\n", line.c_str()); });
+}
+
+void print_recorded(const ServeOptions& options, const TraceRecorder::Totals& totals) {
+  if (!is_chatty(options) && totals.dropped == 0 && !totals.failed) return;
+  std::fprintf(stderr, "kvtide: recorded %lld requests in %s; %lld could not be written in time%s\n", static_cast<long long>(totals.written),
+               options.record_trace.c_str(), static_cast<long long>(totals.dropped), totals.failed ? "; a write failed and ended the recording" : "");
+}
+
 void print_ready(const ServeOptions& options, const engine::EngineInfo& info, uint16_t port) {
   std::fprintf(stderr, "kvtide: %s (%s), %s layout, %d sequences, %lld cells (%s), host tier %s, policy %s, hints %s\n", info.model_name.c_str(),
                info.model_description.c_str(), info.layout == engine::Layout::kLanes ? "lanes" : "unified", info.seqs,
@@ -123,6 +136,9 @@ base::Status serve(const ServeOptions& options) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
 
+  auto opened = open_recorder(options);
+  if (!opened) return tl::make_unexpected(std::move(opened.error()));
+  const std::unique_ptr<TraceRecorder> recorder = std::move(*opened);  // the loop tells it to the end
   auto model = load_model(options);
   if (!model) return tl::make_unexpected(std::move(model.error()));
   const engine::EngineInfo info = model->engine->info();
@@ -140,6 +156,7 @@ base::Status serve(const ServeOptions& options) {
   loop_options.parallel = options.parallel;
   loop_options.queue_max = static_cast<int32_t>(options.max_queue);
   loop_options.sessions_max = static_cast<int32_t>(options.max_sessions);
+  loop_options.request_log = recorder.get();
   loop_options.copy_budget_ns = static_cast<base::DurationNs>(options.copy_budget_ms * 1e6);
   auto loop = serving::Loop::start(std::move(model->engine), std::move(model->text), std::move(host), loop_options, clock);
   if (!loop) return tl::make_unexpected(std::move(loop.error()));
@@ -147,6 +164,9 @@ base::Status serve(const ServeOptions& options) {
   if (!http) return tl::make_unexpected(std::move(http.error()));
   if (!options.port_file.empty()) {
     if (auto written = write_port_file(options.port_file, (*http)->port()); !written) return written;
+  }
+  if (recorder != nullptr) {
+    if (auto began = recorder->begin(info.block_tokens, clock.now()); !began) return began;
   }
   if (!is_loopback(options.host) && options.api_keys.empty()) {
     std::fprintf(stderr, "kvtide: warning: --host %s is reachable from other machines and no --api-key is set: anybody may use and administer this server\n",
@@ -162,6 +182,7 @@ base::Status serve(const ServeOptions& options) {
   const auto drain = std::chrono::milliseconds(static_cast<int64_t>(options.drain_timeout_s * 1000));
   (*http)->stop(drain);
   (*loop)->stop(std::chrono::milliseconds(500));
+  if (recorder != nullptr) print_recorded(options, recorder->finish());
   return {};
 }
 

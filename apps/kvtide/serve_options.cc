@@ -166,6 +166,10 @@ void ServeArguments::add_limit_flags() {
   add("--log-level", options_.log_level, "what is logged: debug adds the engine's own lines, warn leaves out ours")
       ->check(one_of({"debug", "info", "warn", "error"}))
       ->capture_default_str();
+  app_.add_option("--record-trace", options_.record_trace,
+                  "record every request for `kvtide sim --trace FILE`: hashes, counts, times and tool names, no text; FILE must not exist")
+      ->type_name("FILE")
+      ->group("Limits");
   app_.add_flag("--allow-forced-replies", options_.allow_forced_replies,
                 "accept kvtide_forced_reply in requests: for tests and replay only")
       ->group("Limits");

@@ -63,6 +63,7 @@ struct ServeOptions {
   double copy_budget_ms = 2;
 
   std::string log_level = "info";
+  std::string record_trace;           // a new file that requests are recorded to; empty: none
   bool allow_forced_replies = false;  // test and replay only
 };
 

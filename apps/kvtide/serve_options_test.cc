@@ -111,6 +111,8 @@ TEST(ServeOptions, EveryFlagOfTheListIsTaken) {
                                       "0.5",
                                       "--log-level",
                                       "warn",
+                                      "--record-trace",
+                                      "t.jsonl",
                                       "--allow-forced-replies"});
   ASSERT_TRUE(o) << o.error().message;
   EXPECT_EQ(o->model, "m.gguf");
@@ -131,6 +133,7 @@ TEST(ServeOptions, EveryFlagOfTheListIsTaken) {
   EXPECT_EQ(o->max_body_bytes, int64_t{8} << 20);
   EXPECT_DOUBLE_EQ(o->drain_timeout_s, 1.5);
   EXPECT_DOUBLE_EQ(o->copy_budget_ms, 0.5);
+  EXPECT_EQ(o->record_trace, "t.jsonl");
   EXPECT_TRUE(o->allow_forced_replies);
 }
 

@@ -109,7 +109,7 @@ base::Result<RequestId> Loop::submit(GenerateRequest request, std::shared_ptr<Si
   const RequestId id(next_id_.fetch_add(1));
   const index::BlockKey root = index::root_key({request.tenant, request.cache_salt, info.fingerprint, info.block_tokens});
   std::vector<index::BlockKey> keys;
-  if (info.reuse) keys = index::chain_keys(root, request.prompt, info.block_tokens);
+  if (info.reuse || options_.request_log != nullptr) keys = index::chain_keys(root, request.prompt, info.block_tokens);
   auto boxed = std::make_shared<GenerateRequest>(std::move(request));  // std::function copies; the request is moved out once
   const bool sent = inbox_.try_push([this, id, boxed, sink = std::move(sink), keys = std::move(keys), root]() mutable {
     accept(id, std::move(*boxed), std::move(sink), std::move(keys), root);
@@ -159,8 +159,9 @@ void Loop::drain_inbox(bool wait) {
     const auto it = actives_.find(id);
     if (it == actives_.end()) continue;
     ++totals_.requests_cancelled;
+    log_request(*it->second, FinishReason::kCancelled);
     const CoreTimer timer(*this);
-    sam_->finish(id, session::Finish::kCancelled, clock_.now());
+    sam_->finish(id, session::Finish::kCancelled, it->second->generated, clock_.now());
     copies_.run();
     log_completed_receipts();
     drop(id);
@@ -215,6 +216,8 @@ void Loop::accept(RequestId id, GenerateRequest request, std::shared_ptr<Sink> s
   if (options_.hints) arrival.identity = request.hints.identity;
   arrival.root = root;
   arrival.tokens = request.prompt;
+  if (options_.request_log != nullptr) a.logged_keys = keys;
+  if (!engine_->info().reuse) keys.clear();
   a.shadow_path = shadow_.sample(keys);
   arrival.keys = std::move(keys);
   arrival.max_new_tokens = request.max_tokens;

@@ -24,6 +24,7 @@
 #include "serving/copy_executor.h"
 #include "serving/prompt_memory.h"
 #include "serving/reply_text.h"
+#include "serving/request_log.h"
 #include "serving/schedule.h"
 #include "serving/service.h"
 #include "session/sam.h"
@@ -42,6 +43,7 @@ struct LoopOptions {
   base::DurationNs decode_stall_ns = 250 * base::kMillisecond;  // prompt chunks are sized so that decoders wait about this long,
   base::DurationNs step_max_ns = 500 * base::kMillisecond;      // and so that the inbox does when nobody decodes
   size_t prompt_memory_bytes = 256U << 20;
+  RequestLog* request_log = nullptr;   // null: none. Must outlive the loop
 };
 
 class Loop final : public Service {
@@ -88,6 +90,7 @@ class Loop final : public Service {
     std::vector<std::string> hint_ids;    // of its own actions
     std::vector<policy::SampledBlock> shadow_path;  // blocks of the prompt that the shadow looks at
     bool compared = false;                // the shadow knows what was reused
+    std::vector<index::BlockKey> logged_keys;  // of the prompt; only with a request log
   };
   using Call = std::function<void()>;
 
@@ -144,6 +147,7 @@ class Loop final : public Service {
   void finish(Active& a, FinishReason reason);
   void fail(Active& a, base::Error error);
   void remember(const Active& a);
+  void log_request(Active& a, FinishReason reason);
   void compare_reuse(Active& a);
   void note_finished_path(Active& a);
   void drop(RequestId id);

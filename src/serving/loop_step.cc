@@ -230,6 +230,25 @@ void Loop::remember(const Active& a) {
   memory_.remember(a.request.tenant, a.request.prompt_text, a.raw_reply, std::move(tokens));
 }
 
+// Before the session manager forgets who asked.
+void Loop::log_request(Active& a, FinishReason reason) {
+  if (options_.request_log == nullptr || a.admitted_ns == 0) return;
+  RequestRecord record;
+  record.id = a.id;
+  record.arrived_ns = a.arrived_ns;
+  record.tenant = a.request.tenant;
+  if (const session::SessionId sid = sam_->session_of(a.id); sid.valid()) {
+    const session::Session& s = sam_->sessions().at(sid);
+    record.session = s.name;
+    record.parent = s.parent;
+  }
+  record.prompt_tokens = a.prompt_tokens;
+  record.reply_tokens = a.generated;
+  record.finish = reason;
+  record.keys = std::move(a.logged_keys);
+  options_.request_log->finished(std::move(record));
+}
+
 // Once a request, when all that it reuses is on the device.
 void Loop::compare_reuse(Active& a) {
   if (std::exchange(a.compared, true)) return;
@@ -266,6 +285,7 @@ void Loop::finish(Active& a, FinishReason reason) {
   totals_.compulsory_tokens += event.kv.compulsory_tokens;
   remember(a);
   note_finished_path(a);
+  log_request(a, reason);
   const RequestId id = a.id;
   recent_[id] = sam_->branch_ref(id);
   recent_order_.push_back(id);
@@ -276,7 +296,7 @@ void Loop::finish(Active& a, FinishReason reason) {
   }
   {
     const CoreTimer timer(*this);
-    sam_->finish(id, reason == FinishReason::kLength ? session::Finish::kLength : session::Finish::kStop, now_ns);
+    sam_->finish(id, reason == FinishReason::kLength ? session::Finish::kLength : session::Finish::kStop, a.generated, now_ns);
   }
   copies_.run();
   log_completed_receipts();
@@ -289,10 +309,11 @@ void Loop::finish(Active& a, FinishReason reason) {
 
 void Loop::fail(Active& a, base::Error error) {
   ++totals_.requests_failed;
+  log_request(a, FinishReason::kError);
   const RequestId id = a.id;
   {
     const CoreTimer timer(*this);
-    sam_->finish(id, session::Finish::kError, clock_.now());
+    sam_->finish(id, session::Finish::kError, a.generated, clock_.now());
   }
   copies_.run();
   a.sink->on_event(StreamEvent{.kind = StreamEvent::Kind::kError, .error = std::move(error)});

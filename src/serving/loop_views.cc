@@ -114,7 +114,10 @@ base::Status Loop::find_receipt(const std::string& tenant, std::string hint_id, 
 void Loop::note_tool_calls(RequestId id, std::vector<std::string> tools) {
   // Lost when the inbox is full: the pause is then taken for a person's.
   (void)post([this, id, tools = std::move(tools)] {
-    if (const auto it = recent_.find(id); it != recent_.end()) sam_->note_tool_calls(it->second, tools);
+    const auto it = recent_.find(id);
+    if (it == recent_.end()) return;
+    sam_->note_tool_calls(it->second, tools);
+    if (options_.request_log != nullptr && !tools.empty()) options_.request_log->called_tools(id, tools);
   });
 }
 

@@ -132,7 +132,7 @@ void Sam::preempt(RequestId id, TimeNs now_ns) {
   release_sequence(request(id), now_ns);
 }
 
-void Sam::finish(RequestId id, Finish finish, TimeNs now_ns) {
+void Sam::finish(RequestId id, Finish finish, int32_t reply_tokens, TimeNs now_ns) {
   Request& r = request(id);
   const SessionId session = r.session;
   if (r.branch.valid()) {
@@ -148,7 +148,7 @@ void Sam::finish(RequestId id, Finish finish, TimeNs now_ns) {
         set_path(r.branch, path, now_ns);
       }
     }
-    sessions_.end_turn(r.branch, finish, now_ns);
+    sessions_.end_turn(r.branch, finish, reply_tokens, now_ns);
     sessions_.at(session).reused_tokens_total += r.reuse.device + r.reuse.host;
   }
   release_sequence(r, now_ns);

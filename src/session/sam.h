@@ -86,7 +86,8 @@ class Sam {
   void preempt(RequestId id, TimeNs now_ns);
 
   /// The turn is over: claims move to the new frontier, what it replaced is superseded, deferred actions run.
-  void finish(RequestId id, Finish finish, TimeNs now_ns);
+  /// `reply_tokens`: how many were generated. Long replies are followed by other pauses than short ones.
+  void finish(RequestId id, Finish finish, int32_t reply_tokens, TimeNs now_ns);
 
   BranchRef branch_ref(RequestId id) const;
   /// The turn that ended on `branch` called `tools`: it waits for them. No effect when a newer turn began since.

@@ -80,7 +80,7 @@ TEST(Ends, AClientThatTellsTheTruthAgainIsBelievedAgain) {
 TEST(Pauses, AnAnnouncedReturnMakesBlocksWorthMoreAndALieSoonDoesNot) {
   World honest(roomy());
   World liar(roomy());
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 80; ++i) {
     for (World* w : {&honest, &liar}) {
       w->turn({.session = "s", .prompt = text(1, 64 + 8 * i), .finish = Finish::kToolCalls});
       const double length_s = i % 2 == 0 ? 2 : 500;
@@ -89,7 +89,7 @@ TEST(Pauses, AnAnnouncedReturnMakesBlocksWorthMoreAndALieSoonDoesNot) {
     }
   }
   auto worth = [](World& w, double announced_s) {
-    w.turn({.session = "s", .prompt = text(1, 64 + 8 * 40), .finish = Finish::kToolCalls});
+    w.turn({.session = "s", .prompt = text(1, 64 + 8 * 80), .finish = Finish::kToolCalls});
     w.pause("s", announced_s);
     const double rated = rate(w, "s");
     w.advance(2);

@@ -1,6 +1,7 @@
 #include "session/sessions.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/check.h"
@@ -170,15 +171,21 @@ void Sessions::classify(Branch& b) {
   if (b.wait == Wait::kTool && !b.tool.empty()) kind = model_.child(kind, b.tool);
   if (b.newcomer > 0) kind = model_.child(kind, "newcomer " + std::to_string(b.newcomer));
   if (b.cut_short) kind = model_.child(kind, "cut short");
+  // A long reply is read for longer, and tools that write files take longer than those that look.
+  kind = model_.child(kind, "reply " + std::to_string(std::bit_width(static_cast<uint32_t>(std::max(b.reply_tokens, 0)))));
   const int32_t pace = b.pauses == 0 ? -99 : static_cast<int32_t>(std::clamp(std::floor(b.pace), -3.0, 9.0));
   b.kind = model_.child(kind, std::to_string(pace));
   if (b.pauses > 0) b.kind = model_.child(b.kind, std::to_string(static_cast<int32_t>(std::clamp(b.last_pause / 2, 0.0, 4.0))));
   b.counted = 0;
 }
 
-uint32_t Sessions::judge(const std::string& tenant, bool resume) {
-  std::string key = (resume ? "r" : "p") + tenant;
-  if (!judges_.contains(key) && judges_.size() >= kTrustMax) key.resize(1);
+// Words about long pauses are judged apart from those about short ones: the short ones are many, and whatever one says of them is half right.
+uint32_t Sessions::judge(const std::string& tenant, bool resume, base::DurationNs length_ns) {
+  const double log10_s = std::log10(std::max(seconds(length_ns), 1e-3));
+  const char size = static_cast<char>('0' + std::clamp(static_cast<int>(std::floor(log10_s)), 0, 3));
+  std::string key{resume ? 'r' : 'p', size};
+  key += tenant;
+  if (!judges_.contains(key) && judges_.size() >= kTrustMax) key.resize(2);
   const auto [it, fresh] = judges_.try_emplace(key, static_cast<uint32_t>(trusts_.size()));
   if (fresh) trusts_.push_back({model_.child(model_.child(policy::ReturnModel::kAnnounced, resume ? "resume" : "pause"), tenant)});
   return it->second;
@@ -253,7 +260,7 @@ void Sessions::note_tool(BranchId id, const std::string& tool) {
   classify(b);
 }
 
-void Sessions::end_turn(BranchId id, Finish finish, TimeNs now_ns) {
+void Sessions::end_turn(BranchId id, Finish finish, int32_t reply_tokens, TimeNs now_ns) {
   Branch& b = branch(id);
   Session& session = at(b.session);
   KV_CHECK(b.running > 0 && session.running > 0);
@@ -261,6 +268,7 @@ void Sessions::end_turn(BranchId id, Finish finish, TimeNs now_ns) {
   --session.running;
   b.wait = b.seen = finish == Finish::kToolCalls ? Wait::kTool : Wait::kUser;
   b.cut_short = finish == Finish::kLength || finish == Finish::kCancelled || finish == Finish::kError;
+  b.reply_tokens = reply_tokens;
   b.waiting_since_ns = now_ns;
   b.newcomer = 0;
   session.last_active_ns = now_ns;
@@ -292,12 +300,14 @@ void Sessions::pause(BranchId id, const std::string& tool, std::optional<base::D
   if (b.waiting_since_ns == 0) b.waiting_since_ns = now_ns;
   b.tool = tool;
   classify(b);
-  b.pause = {now_ns, expected_ns ? std::max<base::DurationNs>(*expected_ns, base::kMillisecond) : 0, 0, judge(at(b.session).tenant, false)};
+  const base::DurationNs length_ns = expected_ns ? std::max<base::DurationNs>(*expected_ns, base::kMillisecond) : 0;
+  b.pause = {now_ns, length_ns, 0, judge(at(b.session).tenant, false, length_ns)};
 }
 
 void Sessions::resume(BranchId id, base::DurationNs in_ns, TimeNs now_ns) {
   Branch& b = branch(id);
-  b.resume = {now_ns, std::max<base::DurationNs>(in_ns, base::kMillisecond), 0, judge(at(b.session).tenant, true)};
+  const base::DurationNs length_ns = std::max<base::DurationNs>(in_ns, base::kMillisecond);
+  b.resume = {now_ns, length_ns, 0, judge(at(b.session).tenant, true, length_ns)};
 }
 
 void Sessions::observe(TimeNs now_ns) {

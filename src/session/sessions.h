@@ -48,6 +48,7 @@ struct Branch {
   std::string tool;              // it waits for, when known
   int32_t newcomer = 0;          // 1..: a new session began so soon after its turn: see Sessions::note_newcomer
   bool cut_short = false;        // its last reply did not end by itself
+  int32_t reply_tokens = 0;      // of its last reply
   policy::ReturnModel::ClassId kind = policy::ReturnModel::kUser;  // of the pause
   size_t counted = 0;            // how much of the pause the model has seen: see ReturnModel::survived
   double pace = 0;               // running mean of log2 of its pauses in seconds
@@ -133,7 +134,7 @@ class Sessions final : public policy::Forecasts {
   void begin_turn(BranchId branch, TimeNs now_ns);
   /// The pause that ends now was one for `tool`: the prompt brings its result.
   void note_tool(BranchId branch, const std::string& tool);
-  void end_turn(BranchId branch, Finish finish, TimeNs now_ns);
+  void end_turn(BranchId branch, Finish finish, int32_t reply_tokens, TimeNs now_ns);
   /// A client says that `branch` waits for `tool` about `expected_ns`.
   void pause(BranchId branch, const std::string& tool, std::optional<base::DurationNs> expected_ns, TimeNs now_ns);
   /// A client says that `branch` is used again in `in_ns`.
@@ -174,7 +175,7 @@ class Sessions final : public policy::Forecasts {
     double taken_back = 0;
   };
   void classify(Branch& branch);
-  uint32_t judge(const std::string& tenant, bool resume);
+  uint32_t judge(const std::string& tenant, bool resume, base::DurationNs length_ns);
   void learn(Branch& branch, TimeNs now_ns);
 
   const int32_t sessions_max_;

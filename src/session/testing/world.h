@@ -97,7 +97,7 @@ class World {
     for (int32_t i = 0; i < reply; ++i) KV_CHECK(decode(id, 9000 + i));
   }
   void finish(RequestId id, Finish finish = Finish::kStop) {
-    sam_->finish(id, finish, now_ns_);
+    sam_->finish(id, finish, static_cast<int32_t>(sam_->tokens(id).size()) - sam_->reuse(id).prompt, now_ns_);
     execute();
   }
   void preempt(RequestId id) {
