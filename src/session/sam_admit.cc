@@ -131,6 +131,11 @@ Sam::Admission Sam::admit_without_reuse(Request& r, TimeNs now_ns) {
 
 void Sam::take_over(Request& r, SeqId seq, int32_t tokens, TimeNs now_ns) {
   const int32_t block_tokens = config_.device.block_tokens;
+  const auto at = static_cast<size_t>(tokens / block_tokens);
+  const std::vector<BlockId>& path = seqs_.at(seq).path;
+  // Part of a block that others hold too counts as cells of its own from now on: without room for them it is not kept.
+  const bool splits_shared = !config_.device.lanes && at < path.size() && blocks_.at(path[at]).copy(Tier::kDevice).holders > 1;
+  if (splits_shared && cells_free() < tokens % block_tokens) tokens -= tokens % block_tokens;
   const auto tail = static_cast<size_t>(tokens % block_tokens);
   const auto begin = static_cast<size_t>(tokens - tokens % block_tokens);
   if (seqs_.at(seq).state != Sequence::State::kBusy) seqs_.set_busy(seq, r.branch);

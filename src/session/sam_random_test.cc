@@ -1,6 +1,12 @@
 // Random schedules against the real manager, with a world that checks every byte: turns, cancels, preemptions, hostile hints, failing
 // copies, both layouts, every policy. A failure prints the seed that replays it.
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
 
 #include "base/random.h"
 #include "session/testing/world.h"
@@ -101,11 +107,26 @@ void run_schedule(uint64_t seed) {
   });
 }
 
+std::atomic<uint64_t> running_seed{0};
+
+// A broken invariant aborts: the seed is told on the way.
+void tell_seed(int) {
+  std::array<char, 64> text{};
+  const int n = std::snprintf(text.data(), text.size(), "random schedule: seed %llu\n", static_cast<unsigned long long>(running_seed.load()));
+  (void)!write(STDERR_FILENO, text.data(), static_cast<size_t>(n));
+}
+
+// 10,000 schedules. Others by hand: --gtest_random_seed=N (to 99999) runs the N-th ten thousand.
 TEST(RandomSchedules, KeepEveryInvariantAndEveryByte) {
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+  constexpr uint64_t kSchedules = 10000;
+  const auto first = static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)) * kSchedules + 1;
+  const auto before = std::signal(SIGABRT, tell_seed);
+  for (uint64_t seed = first; seed < first + kSchedules; ++seed) {
+    running_seed = seed;
     run_schedule(seed);
     if (::testing::Test::HasFailure()) break;
   }
+  std::signal(SIGABRT, before);
 }
 
 }  // namespace

@@ -375,6 +375,23 @@ TEST(Unified, DecodingEvictsIdleBlocksAndTheBudgetHolds) {
   EXPECT_GE(w.blocks_in("idle", Tier::kHost), 8 - w.blocks_in("idle", Tier::kDevice));
 }
 
+TEST(Unified, CuttingIntoABlockThatOthersHoldKeepsTheBudget) {
+  // Given two sessions on the same two blocks, one of them running, and a device without a free cell
+  World w(config(false, 4, 32, 0));
+  w.turn({.session = "b", .prompt = text(1, 16)});
+  const RequestId a = w.arrive({.session = "a", .prompt = text(1, 16), .reply = 8});
+  ASSERT_TRUE(w.admit(a));
+  while (w.prefill(a, 16)) {
+  }
+  const RequestId c = w.arrive({.session = "c", .prompt = text(3, 7), .reply = 1});
+  ASSERT_TRUE(w.admit(c));
+  // When the idle one repeats its prompt, so that it must compute the last token of the second block again
+  const RequestId b = w.arrive({.session = "b", .prompt = text(1, 16)});
+  // Then it waits for room, and nothing was promised twice
+  EXPECT_FALSE(w.admit(b));
+  w.check();
+}
+
 TEST(Unified, WhenNothingIsIdleSomebodyMustBePreemptedAndResumesLater) {
   World w(config(false, 4, 96, 64));
   const RequestId a = w.arrive({.session = "a", .prompt = text(1, 40), .reply = 40});
