@@ -21,6 +21,7 @@ using base::TimeNs;
 constexpr int32_t kCells = 16;
 constexpr int32_t kSequences = 2048;
 constexpr char kTenant[] = "trace";
+constexpr TimeNs kBackgroundMaxNs = 60 * kSecond;  // of quiet time that is used for copies at once
 
 index::BlockKey key_of(Node node) {
   index::BlockKey key{};
@@ -65,6 +66,15 @@ session::Finish finish_of(Stop stop) {
   return session::Finish::kLength;
 }
 
+/// What the server would have measured, in the manager's units: a block of the trace is kCells of its tokens.
+void teach_costs(policy::CostModel& costs, const Machine& machine, int32_t block_tokens) {
+  for (const int64_t blocks : {0, 500, 1000, 2000}) {
+    const double took_s = machine.prefill_s(block_tokens, blocks * block_tokens);
+    costs.note_prefill(kCells, blocks * kCells, static_cast<base::DurationNs>(took_s * 1e9));
+  }
+  costs.note_load(1'000'000'000, static_cast<base::DurationNs>(1e18 / machine.copy_bytes_per_s));
+}
+
 struct Told {
   TimeNs at_ns;
   uint64_t order;
@@ -87,6 +97,7 @@ class Driver {
       tell_until(now_ns);
       if (now_ns - ticked_ns >= kSecond) {
         sam_.tick(now_ns);
+        background(static_cast<double>(std::min(now_ns - ticked_ns, kBackgroundMaxNs)) * 1e-9, now_ns);
         ticked_ns = now_ns;
       }
       play(i, capacity_blocks);
@@ -119,18 +130,73 @@ class Driver {
     arrival.keys.reserve(path_.size());
     for (Node node : path_) arrival.keys.push_back(key_of(node));
     sam_.arrive(std::move(arrival), event.at_ns);
+    execute(event.at_ns);
     const auto admitted = sam_.admit(id, event.at_ns);
     KV_CHECK(admitted == session::Sam::Admission::kAdmitted);
-    const int64_t reused = sam_.reuse(id).device / kCells;
-    result_.recomputed_tokens += request.prompt_tokens - reused * trace_.block_tokens;
+    execute(event.at_ns);
+    while (sam_.next_load(id, INT32_MAX, event.at_ns)) {
+      const int32_t blocks = execute(event.at_ns);
+      result_.stall_s += copy_s(blocks);
+      sam_.loaded(id, blocks, session::LoadFault::kNone, event.at_ns);
+      execute(event.at_ns);
+    }
+    const int64_t reused = (sam_.reuse(id).device + sam_.reuse(id).host) / kCells * trace_.block_tokens;
+    result_.recomputed_tokens += request.prompt_tokens - reused;
+    if (options_.machine.host_tokens > 0) result_.stall_s += options_.machine.prefill_s(request.prompt_tokens - reused, reused);
     sam_.extend(id, static_cast<int32_t>(sam_.tokens(id).size()) - sam_.length(id), event.at_ns);
     const session::BranchRef branch = sam_.branch_ref(id);
     sam_.finish(id, finish_of(request.stop), request.reply_tokens, event.at_ns);
     if (request.tool != 0) sam_.note_tool_calls(branch, {trace_.tools[request.tool]});
-    sam_.take_decisions();
+    execute(event.at_ns);
     result_.bytes_per_block = std::max(result_.bytes_per_block, static_cast<double>(sam_.blocks().memory_bytes()) /
                                                                     std::max(1.0, static_cast<double>(sam_.blocks().size())));
     plan_hints(i);
+  }
+
+  double copy_s(int64_t blocks) const {
+    return static_cast<double>(blocks) * trace_.block_tokens * options_.machine.token_bytes / options_.machine.copy_bytes_per_s;
+  }
+  int32_t blocks_in(double seconds) const { return static_cast<int32_t>(std::min(seconds / copy_s(1), 1e6)); }
+
+  /// Does what the manager decided, and what follows from it. Returns the blocks of the last copy to the device.
+  int32_t execute(TimeNs now_ns) {
+    int32_t blocks_in = 0;
+    const auto block_bytes = static_cast<int64_t>(trace_.block_tokens * options_.machine.token_bytes);
+    for (auto decisions = sam_.take_decisions(); !decisions.empty(); decisions = sam_.take_decisions()) {
+      for (const session::Decision& d : decisions) {
+        const auto blocks = static_cast<int32_t>(d.blocks.size());
+        if (d.kind == session::Decision::Kind::kCopyIn) {
+          blocks_in = blocks;
+          result_.copied_in_bytes += blocks * block_bytes;
+          result_.host_tokens += static_cast<int64_t>(blocks) * trace_.block_tokens;
+        }
+        if (d.kind != session::Decision::Kind::kCopyOut) continue;
+        result_.copied_out_bytes += blocks * block_bytes;
+        for (base::BlockId block : d.blocks) sam_.copied_out(block, base::SlotId(next_slot_++), now_ns);
+      }
+    }
+    return blocks_in;
+  }
+
+  /// Prefetches and early write-back, for as long as copying takes.
+  void background(double seconds, TimeNs now_ns) {
+    if (options_.machine.host_tokens == 0) {
+      execute(now_ns);
+      return;
+    }
+    int32_t left = blocks_in(seconds);
+    execute(now_ns);
+    while (left > 0 && sam_.next_prefetch(left, now_ns)) {
+      const int32_t blocks = execute(now_ns);
+      sam_.prefetch_loaded(blocks, session::LoadFault::kNone, now_ns);
+      left -= blocks;
+      execute(now_ns);
+    }
+    while (left > 0 && sam_.next_write_back(left, now_ns)) {
+      const int64_t before = result_.copied_out_bytes;
+      execute(now_ns);
+      left -= static_cast<int32_t>(static_cast<double>(result_.copied_out_bytes - before) / (trace_.block_tokens * options_.machine.token_bytes));
+    }
   }
 
   hint::Identity identity(uint32_t session) const {
@@ -180,8 +246,9 @@ class Driver {
       action.identity = identity(told.session);
       action.expected_ns = told.expected_ns;
       sam_.hint(kTenant, action, told.at_ns);
+      // A prefetch has the second until the request comes; what it does not copy by then, the request loads.
+      background(told.verb == hint::Verb::kPrefetch ? 1.0 : 0.0, told.at_ns);
       sam_.take_receipts();
-      sam_.take_decisions();
       ++result_.hints_sent;
     }
   }
@@ -196,6 +263,7 @@ class Driver {
   std::vector<uint32_t> recent_;
   std::priority_queue<Told> plans_;
   uint64_t order_ = 0;
+  uint32_t next_slot_ = 0;
   DriverResult result_;
 };
 
@@ -210,9 +278,15 @@ base::Result<DriverResult> drive(const Trace& trace, const Schedule& schedule, c
   config.device.device_tokens = capacity_blocks * kCells + 1;  // the end of the running prompt; those of idle sequences take room from blocks
   config.device.seq_tokens_max = INT32_MAX;
   config.block_bytes = 1;
+  if (options.machine.host_tokens > 0) {
+    config.host_blocks = options.machine.host_tokens / trace.block_tokens;
+    config.block_bytes = static_cast<int64_t>(trace.block_tokens * options.machine.token_bytes);
+  }
   config.policy = options.policy;
+  config.ideas = options.ideas;
   auto sam = session::Sam::make(config);
   if (!sam) return tl::make_unexpected(sam.error());
+  if (options.machine.host_tokens > 0) teach_costs((*sam)->costs(), options.machine, trace.block_tokens);
   return Driver(trace, schedule, options, **sam).run();
 }
 

@@ -188,6 +188,41 @@ TEST(Driver, WithRoomForEverythingOnlyTheCompulsoryIsComputed) {
   }
 }
 
+TEST(Driver, BehindASmallDeviceAHostTierTurnsRecomputingIntoLoadsAndPrefetchesHideThem) {
+  const Trace trace = random_trace(11, 20, 25, 8);
+  const Schedule schedule = make_schedule(trace, {.lanes = 4, .seed = 5});
+  const auto play = [&](const char* policy, Hints hints, int64_t host_tokens) {
+    Machine machine;
+    machine.host_tokens = host_tokens;
+    return drive(trace, schedule, {.policy = policy, .hints = hints, .capacity_tokens = 120, .machine = machine, .check = true}).value();
+  };
+  for (const char* policy : {"lru", "affinity", "rfc52113"}) {
+    const DriverResult small = play(policy, Hints::kNone, 1);
+    const DriverResult large = play(policy, Hints::kNone, 100'000);
+    EXPECT_GT(small.recomputed_tokens, small.compulsory_tokens) << policy;
+    EXPECT_EQ(large.recomputed_tokens, large.compulsory_tokens) << policy;
+    EXPECT_GT(large.host_tokens, 0) << policy;
+    EXPECT_LT(large.stall_s, small.stall_s) << policy;
+  }
+  const DriverResult known = play("affinity", Hints::kEnd, 100'000);
+  const DriverResult ahead = play("affinity", Hints::kResume, 100'000);
+  EXPECT_EQ(ahead.recomputed_tokens, known.recomputed_tokens);
+  EXPECT_LT(ahead.stall_s, known.stall_s);
+}
+
+TEST(Driver, AnIdeaThatIsLeftOutChangesDecisions) {
+  const Trace trace = random_trace(7, 30, 30, 8);
+  const Schedule schedule = make_schedule(trace, {.lanes = 4, .seed = 5});
+  DriverOptions options{.policy = "affinity", .hints = Hints::kResume, .capacity_tokens = 150, .seed = 3};
+  const uint64_t whole = drive(trace, schedule, options)->trace_hash;
+  for (const std::string_view name : {"learning", "gittins", "pace", "superseded"}) {
+    options.ideas = {};
+    options.ideas.leave_out(*policy::find_idea(name));
+    EXPECT_NE(drive(trace, schedule, options)->trace_hash, whole) << name;
+  }
+  EXPECT_FALSE(policy::find_idea("luck"));
+}
+
 TEST(Driver, SaysWhatIsWrongWithItsOptions) {
   const Trace trace = random_trace(9, 2, 2, 2);
   const Schedule schedule = make_schedule(trace, {});

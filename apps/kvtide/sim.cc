@@ -30,22 +30,25 @@ struct SimOptions {
   std::string data_dir;
   std::vector<int> lanes{8};
   std::vector<std::string> capacity{"1M"};
+  std::string host = "0";
+  sim::Machine machine;
   std::vector<std::string> policies{"lru", "affinity", "belady"};
   std::vector<std::string> hints{"none"};
   std::string sessions = "all";
+  std::vector<std::string> without;
   std::string json_file;
   uint64_t seed = 1;
   bool check = false;
 };
 
 /// "0.5M", "100k", "65536" tokens.
-Result<int64_t> parse_tokens(const std::string& text) {
+Result<int64_t> parse_tokens(const std::string& text, const std::string& flag) {
   double value = 0;
   const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string unit(end, text.data() + text.size());
   const double scale = unit.empty() ? 1 : unit == "k" || unit == "K" ? 1e3 : unit == "M" ? 1e6 : 0;
   if (ec != std::errc() || scale == 0 || !(value * scale >= 1 && value * scale < 1e12))
-    return error(Code::kInvalidArgument, "--capacity: '" + text + "' is not a number of tokens such as 0.5M, 200k or 65536");
+    return error(Code::kInvalidArgument, flag + ": '" + text + "' is not a number of tokens such as 0.5M, 200k or 65536");
   return static_cast<int64_t>(value * scale);
 }
 
@@ -84,15 +87,29 @@ class Simulation {
     if (!select) return tl::make_unexpected(select.error());
     std::vector<int64_t> capacities;
     for (const std::string& text : options_.capacity) {
-      auto tokens = parse_tokens(text);
+      auto tokens = parse_tokens(text, "--capacity");
       if (!tokens) return tl::make_unexpected(tokens.error());
       capacities.push_back(*tokens);
+    }
+    if (options_.host != "0") {
+      auto tokens = parse_tokens(options_.host, "--host");
+      if (!tokens) return tl::make_unexpected(tokens.error());
+      options_.machine.host_tokens = *tokens;
     }
     std::vector<sim::Hints> levels;
     for (const std::string& name : options_.hints) {
       auto level = parse_hints(name);
       if (!level) return tl::make_unexpected(level.error());
       levels.push_back(*level);
+    }
+    for (const std::string& name : options_.without) {
+      const auto idea = policy::find_idea(name);
+      if (!idea) {
+        std::string known;
+        for (const std::string_view k : policy::kIdeaNames) (known += known.empty() ? "" : ", ") += k;
+        return error(Code::kInvalidArgument, "--without: '" + name + "' is unknown; known: " + known);
+      }
+      ideas_.leave_out(*idea);
     }
     auto trace = sim::read_trace(options_.trace, data_folder(options_.data_dir), [&](int32_t number) { return sim::selected(number, *select); });
     if (!trace) return tl::make_unexpected(trace.error());
@@ -130,9 +147,12 @@ class Simulation {
   }
 
   Status run_capacity(int lanes, int64_t capacity, const std::vector<sim::Hints>& levels) {
-    const double optimum = static_cast<double>(sim::drive_belady(trace_, schedule_, future_, capacity).recomputed_tokens);
-    std::printf("\ncapacity %.2f M tokens, %d lanes\n%-10s %-7s %9s %14s %14s %12s %9s %10s\n", static_cast<double>(capacity) * 1e-6, lanes,
-                "policy", "hints", "hit rate", "recomputed", "/ compulsory", "/ belady", "seconds", "M blocks/s");
+    const int64_t host = options_.machine.host_tokens;
+    const double optimum = static_cast<double>(sim::drive_belady(trace_, schedule_, future_, capacity + host).recomputed_tokens);
+    std::printf("\ncapacity %.2f M tokens, %d lanes", static_cast<double>(capacity) * 1e-6, lanes);
+    if (host > 0) std::printf(", host %.2f M tokens behind it (belady and entry: both as one)", static_cast<double>(host) * 1e-6);
+    std::printf("\n%-10s %-7s %9s %14s %14s %12s %9s %10s%s\n", "policy", "hints", "hit rate", "recomputed", "/ compulsory", "/ belady", "seconds",
+                "M blocks/s", host > 0 ? "   stall s  s/request    GB in   GB out" : "");
     for (const std::string& policy : options_.policies) {
       const bool hears = policy != "belady" && policy != "entry" && policy != "lru";
       for (size_t i = 0; i < levels.size(); ++i) {
@@ -148,18 +168,24 @@ class Simulation {
   }
 
   Result<sim::DriverResult> one(const std::string& policy, sim::Hints hints, int64_t capacity) const {
-    if (policy == "belady") return sim::drive_belady(trace_, schedule_, future_, capacity);
-    if (policy == "entry") return sim::drive_entries(trace_, schedule_, capacity);
-    return sim::drive(trace_, schedule_, {policy, hints, capacity, options_.seed, options_.check});
+    if (policy == "belady") return sim::drive_belady(trace_, schedule_, future_, capacity + options_.machine.host_tokens);
+    if (policy == "entry") return sim::drive_entries(trace_, schedule_, capacity + options_.machine.host_tokens);
+    return sim::drive(trace_, schedule_, {policy, ideas_, hints, capacity, options_.machine, options_.seed, options_.check});
   }
 
   void report(const std::string& policy, const std::string& hints, int lanes, int64_t capacity, const sim::DriverResult& r, double optimum,
               double took_s) {
     const auto recomputed = static_cast<double>(r.recomputed_tokens);
-    std::printf("%-10s %-7s %8.2f%% %14lld %14.4f %12.4f %9.2f %10.2f\n", policy.c_str(), hints.c_str(),
+    std::printf("%-10s %-7s %8.2f%% %14lld %14.4f %12.4f %9.2f %10.2f", policy.c_str(), hints.c_str(),
                 100 * (1 - recomputed / static_cast<double>(r.prompt_tokens)), static_cast<long long>(r.recomputed_tokens),
                 recomputed / static_cast<double>(r.compulsory_tokens), recomputed / optimum, took_s,
                 static_cast<double>(r.block_events) * 1e-6 / std::max(took_s, 1e-9));
+    const bool timed = options_.machine.host_tokens > 0 && policy != "belady" && policy != "entry";
+    if (timed) {
+      std::printf(" %9.0f %10.3f %8.1f %8.1f", r.stall_s, r.stall_s / static_cast<double>(r.requests), static_cast<double>(r.copied_in_bytes) * 1e-9,
+                  static_cast<double>(r.copied_out_bytes) * 1e-9);
+    }
+    std::printf("\n");
     std::fflush(stdout);
     std::array<char, 17> hash{};
     std::snprintf(hash.data(), hash.size(), "%016llx", static_cast<unsigned long long>(r.trace_hash));
@@ -169,6 +195,7 @@ class Simulation {
                          {"capacity_tokens", capacity},
                          {"policy", policy},
                          {"hints", hints == "-" ? "none" : hints},
+                         {"without", policy == "affinity" ? options_.without : std::vector<std::string>{}},
                          {"seed", options_.seed},
                          {"requests", r.requests},
                          {"prompt_tokens", r.prompt_tokens},
@@ -177,9 +204,16 @@ class Simulation {
                          {"bypassed_requests", r.bypassed},
                          {"hints_sent", r.hints_sent},
                          {"decisions_hash", hash.data()}});
+    if (!timed) return;
+    runs_.back()["host_capacity_tokens"] = options_.machine.host_tokens;
+    runs_.back()["loaded_tokens"] = r.host_tokens;
+    runs_.back()["copied_in_bytes"] = r.copied_in_bytes;
+    runs_.back()["copied_out_bytes"] = r.copied_out_bytes;
+    runs_.back()["stall_seconds"] = r.stall_s;
   }
 
   SimOptions options_;
+  policy::Ideas ideas_;
   sim::Trace trace_;
   sim::Schedule schedule_;
   sim::Future future_;
@@ -195,9 +229,15 @@ Command add_sim(CLI::App& program) {
   app->add_option("--data", o->data_dir, "folder with the public traces (else $KVTIDE_DATA, else ../shared/data)")->type_name("DIR");
   app->add_option("--lanes", o->lanes, "sessions at a time, such as 8,16")->delimiter(',')->check(CLI::Range(1, 100000))->capture_default_str();
   app->add_option("--capacity", o->capacity, "of the cache, in tokens, such as 0.5M,1M")->delimiter(',')->capture_default_str();
+  app->add_option("--host", o->host, "tokens of a host tier behind it; then times are told, by the flags below; 0: none")->capture_default_str();
+  app->add_option("--kv-bytes", o->machine.token_bytes, "KV bytes a token")->check(CLI::Range(1.0, 1e9))->capture_default_str();
+  app->add_option("--copy-bytes-per-s", o->machine.copy_bytes_per_s, "between host and device, each way")->check(CLI::Range(1e3, 1e15))->capture_default_str();
+  app->add_option("--prefill-s", o->machine.prefill_s_per_token, "seconds to compute a token at the start of a prompt,")->check(CLI::Range(1e-9, 1e3))->capture_default_str();
+  app->add_option("--prefill-s-per-1k", o->machine.prefill_s_per_token_1k, "and so many more for each 1,000 tokens before it")->check(CLI::Range(0.0, 1e3))->capture_default_str();
   app->add_option("--policy", o->policies, "of lru, rfc52113, affinity, belady, entry")->delimiter(',')->capture_default_str();
   app->add_option("--hints", o->hints, "what clients tell: of none, end, resume, wrong")->delimiter(',')->capture_default_str();
   app->add_option("--sessions", o->sessions, "odd, even or all")->capture_default_str();
+  app->add_option("--without", o->without, "ideas of affinity to leave out, such as reply,newcomer (tools/ablate)")->delimiter(',');
   app->add_option("--seed", o->seed, "order of sessions, errors of what clients expect")->capture_default_str();
   app->add_option("--json", o->json_file, "write the figures here")->type_name("FILE");
   app->add_flag("--check", o->check, "recount the manager's state as it goes; slow");

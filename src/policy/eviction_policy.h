@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "index/block_index.h"
 #include "policy/cost_model.h"
+#include "policy/ideas.h"
 
 namespace kvtide::policy {
 
@@ -43,6 +44,7 @@ struct PolicyView {
   int32_t block_tokens;
   int64_t block_bytes;
   bool host_tier;      // a block that leaves the device can go to the host
+  Ideas ideas = {};    // that affinity uses
 };
 
 class EvictionPolicy {

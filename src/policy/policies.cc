@@ -47,7 +47,7 @@ class Affinity final : public EvictionPolicy {
       rate += f.boost * f.rate_per_s;
     });
     const double age_s = std::max(1e-3, static_cast<double>(now_ns - block.last_used_ns) * 1e-9);
-    return rate + kUnclaimedShare * (1.0 + static_cast<double>(std::min(block.uses, 64U))) / (1.0 + age_s);
+    return rate + (view_.ideas.has(Idea::kSuperseded) ? kUnclaimedShare : 1) * (1.0 + static_cast<double>(std::min(block.uses, 64U))) / (1.0 + age_s);
   }
 
   // On the device with a host tier behind it, losing a copy costs a load whatever the depth: the block is written back as it leaves.

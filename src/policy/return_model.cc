@@ -46,7 +46,7 @@ size_t ReturnModel::bucket_of(double length) {
   return std::min(kBuckets - 1, static_cast<size_t>(2 * std::log2(length / kFirst)));
 }
 
-ReturnModel::ReturnModel(size_t classes_max) : classes_max_(std::max<size_t>(classes_max, 3)), classes_(3) {
+ReturnModel::ReturnModel(Ideas ideas, size_t classes_max) : ideas_(ideas), classes_max_(std::max<size_t>(classes_max, 3)), classes_(3) {
   for (ClassId id = 0; id < 3; ++id) classes_[id].parent = id;
 }
 
@@ -64,6 +64,7 @@ ReturnModel::ClassId ReturnModel::child(ClassId parent, std::string_view name) {
 }
 
 void ReturnModel::count(ClassId id, size_t from, size_t to, bool ended) {
+  if (!ideas_.has(Idea::kLearning)) return;
   while (true) {
     Class& c = classes_[id];
     for (size_t k = from; k <= to && k < kBuckets; ++k) c.reached[k] += 1;
@@ -121,7 +122,7 @@ void ReturnModel::refresh(ClassId id) const {
       held += alive * (h * (to - from) / 2 + (1 - h) * (to - from));
       chance += alive * h;
       alive *= 1 - h;
-      best = std::max(best, chance / held);
+      best = ideas_.has(Idea::kGittins) ? std::max(best, chance / held) : chance / held;
     }
     c.values[j] = static_cast<float>(best);
   }

@@ -18,6 +18,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "policy/ideas.h"
+
 namespace kvtide::policy {
 
 class ReturnModel {
@@ -28,7 +30,7 @@ class ReturnModel {
   static constexpr ClassId kUser = 1;     // for a person,
   static constexpr ClassId kAnnounced = 2;  // and pauses announced by a client, in units of the announced length
 
-  explicit ReturnModel(size_t classes_max = 8192);
+  explicit ReturnModel(Ideas ideas = {}, size_t classes_max = 8192);
 
   /// The class `name` below `parent`, made when unknown; `parent` itself when there are too many.
   ClassId child(ClassId parent, std::string_view name);
@@ -68,6 +70,7 @@ class ReturnModel {
   void count(ClassId id, size_t from, size_t to, bool ended);
   void refresh(ClassId id) const;
 
+  const Ideas ideas_;
   const size_t classes_max_;
   std::vector<Class> classes_;
   std::unordered_map<std::string, ClassId> by_name_;  // parent id, NUL, name

@@ -74,7 +74,7 @@ TEST(ReturnModel, LikelihoodsOfAllLengthsSumToOneWithTheRest) {
 }
 
 TEST(ReturnModel, ClassesAreBounded) {
-  ReturnModel model(10);
+  ReturnModel model({}, 10);
   for (int i = 0; i < 100; ++i) model.child(ReturnModel::kTool, std::to_string(i));
   EXPECT_EQ(model.classes(), 10U);
   EXPECT_EQ(model.child(ReturnModel::kTool, "99"), ReturnModel::kTool);

@@ -11,12 +11,12 @@ Sam::Sam(SamConfig config)
     : config_(std::move(config)),
       history_(config_.history_blocks),
       seqs_(config_.device, blocks_),
-      sessions_(config_.sessions_max, config_.branches_max) {}
+      sessions_(config_.sessions_max, config_.branches_max, config_.ideas) {}
 
 base::Result<std::unique_ptr<Sam>> Sam::make(SamConfig config) {
   std::unique_ptr<Sam> sam(new Sam(std::move(config)));
   auto policy = policy::make_policy(sam->config_.policy, {sam->blocks_, sam->sessions_, sam->costs_, sam->config_.device.block_tokens,
-                                                          sam->config_.block_bytes, sam->config_.host_blocks > 0});
+                                                          sam->config_.block_bytes, sam->config_.host_blocks > 0, sam->config_.ideas});
   if (!policy) return tl::make_unexpected(std::move(policy.error()));
   sam->policy_ = std::move(*policy);
   sam->host_victims_ = std::make_unique<policy::VictimQueue>(sam->blocks_, *sam->policy_, Tier::kHost);

@@ -9,6 +9,8 @@
 namespace kvtide::session {
 namespace {
 
+using policy::Idea;
+
 constexpr double kRetainBoost = 4;        // what `retain` is worth: bounded, never a pin
 constexpr double kIdleAfterS = 300;       // silence after which a waiting session is shown as idle
 constexpr size_t kTrustMax = 4096;        // tenants whose announcements are judged apart; later ones share one judgement
@@ -168,14 +170,14 @@ void Sessions::classify(Branch& b) {
   const Session& session = at(b.session);
   ReturnModel::ClassId kind = b.seen == Wait::kTool ? ReturnModel::kTool : ReturnModel::kUser;
   kind = model_.child(kind, session.tenant);
-  if (b.wait == Wait::kTool && !b.tool.empty()) kind = model_.child(kind, b.tool);
+  if (ideas_.has(Idea::kTool) && b.wait == Wait::kTool && !b.tool.empty()) kind = model_.child(kind, b.tool);
   if (b.newcomer > 0) kind = model_.child(kind, "newcomer " + std::to_string(b.newcomer));
-  if (b.cut_short) kind = model_.child(kind, "cut short");
+  if (ideas_.has(Idea::kCutShort) && b.cut_short) kind = model_.child(kind, "cut short");
   // A long reply is read for longer, and tools that write files take longer than those that look.
-  kind = model_.child(kind, "reply " + std::to_string(std::bit_width(static_cast<uint32_t>(std::max(b.reply_tokens, 0)))));
+  if (ideas_.has(Idea::kReply)) kind = model_.child(kind, "reply " + std::to_string(std::bit_width(static_cast<uint32_t>(std::max(b.reply_tokens, 0)))));
   const int32_t pace = b.pauses == 0 ? -99 : static_cast<int32_t>(std::clamp(std::floor(b.pace), -3.0, 9.0));
-  b.kind = model_.child(kind, std::to_string(pace));
-  if (b.pauses > 0) b.kind = model_.child(b.kind, std::to_string(static_cast<int32_t>(std::clamp(b.last_pause / 2, 0.0, 4.0))));
+  b.kind = ideas_.has(Idea::kPace) ? model_.child(kind, std::to_string(pace)) : kind;
+  if (ideas_.has(Idea::kLastPause) && b.pauses > 0) b.kind = model_.child(b.kind, std::to_string(static_cast<int32_t>(std::clamp(b.last_pause / 2, 0.0, 4.0))));
   b.counted = 0;
 }
 
@@ -279,6 +281,7 @@ void Sessions::end_turn(BranchId id, Finish finish, int32_t reply_tokens, TimeNs
 
 // One newcomer follows one end: only the pause that began last before it is marked, with others of the same moment.
 void Sessions::note_newcomer(const std::string& tenant, TimeNs now_ns) {
+  if (!ideas_.has(Idea::kNewcomer)) return;
   std::optional<TimeNs> nearest_ns;
   for (auto it = paused_lately_.rbegin(); it != paused_lately_.rend(); ++it) {
     const auto [id, since_ns] = *it;
@@ -311,6 +314,7 @@ void Sessions::resume(BranchId id, base::DurationNs in_ns, TimeNs now_ns) {
 }
 
 void Sessions::observe(TimeNs now_ns) {
+  if (!ideas_.has(Idea::kUnfinished)) return;
   const auto count = static_cast<uint32_t>(std::min<size_t>(kObservedATime, branches_.size()));
   for (uint32_t i = 0; i < count; ++i) {
     observed_ = (observed_ + 1) % static_cast<uint32_t>(branches_.size());
@@ -341,7 +345,7 @@ policy::Forecast Sessions::forecast(BranchId id, TimeNs now_ns) const {
   const Announcement& told = resume ? b.resume : b.pause;
   if (told.length_ns == 0) return f;
   const Trust& t = trusts_[told.judge];
-  const double weight = 1 / (1 + std::exp(-t.log_odds));
+  const double weight = ideas_.has(Idea::kTrust) ? 1 / (1 + std::exp(-t.log_odds)) : 1;
   const double length_s = seconds(told.length_ns);
   const double announced = model_.value(t.kind, seconds(now_ns - told.since_ns) / length_s) / length_s;
   f.rate_per_s = weight * announced + (1 - weight) * f.rate_per_s;

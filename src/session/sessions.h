@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "policy/eviction_policy.h"
+#include "policy/ideas.h"
 #include "policy/return_model.h"
 #include "session/types.h"
 
@@ -93,7 +94,8 @@ struct Session {
 
 class Sessions final : public policy::Forecasts {
  public:
-  Sessions(int32_t sessions_max, int32_t branches_max) : sessions_max_(sessions_max), branches_max_(branches_max) {}
+  Sessions(int32_t sessions_max, int32_t branches_max, policy::Ideas ideas)
+      : sessions_max_(sessions_max), branches_max_(branches_max), ideas_(ideas), model_(ideas) {}
 
   Session& at(SessionId id) { return sessions_[id.value]; }
   const Session& at(SessionId id) const { return sessions_[id.value]; }
@@ -180,6 +182,7 @@ class Sessions final : public policy::Forecasts {
 
   const int32_t sessions_max_;
   const int32_t branches_max_;
+  const policy::Ideas ideas_;
   std::deque<Session> sessions_;     // stable addresses; ids are indices and are reused
   std::deque<Branch> branches_;
   std::vector<uint32_t> free_sessions_;

@@ -13,6 +13,7 @@
 #include "index/block_index.h"
 #include "index/history.h"
 #include "index/keys.h"
+#include "policy/ideas.h"
 
 namespace kvtide::session {
 
@@ -41,6 +42,7 @@ struct SamConfig {
   int64_t host_blocks = 0;        // budget of the host tier
   int64_t block_bytes = 0;
   std::string policy = "affinity";
+  policy::Ideas ideas;            // of affinity
   bool hints = true;              // false: hints are answered `unsupported` and change nothing
   int32_t sessions_max = 4096;
   int32_t branches_max = 64;      // of one session
