@@ -180,12 +180,9 @@ class Driver {
 
   /// Prefetches and early write-back, for as long as copying takes.
   void background(double seconds, TimeNs now_ns) {
-    if (options_.machine.host_tokens == 0) {
-      execute(now_ns);
-      return;
-    }
-    int32_t left = blocks_in(seconds);
     execute(now_ns);
+    if (options_.machine.host_tokens == 0) return;
+    int32_t left = blocks_in(seconds);
     while (left > 0 && sam_.next_prefetch(left, now_ns)) {
       const int32_t blocks = execute(now_ns);
       sam_.prefetch_loaded(blocks, session::LoadFault::kNone, now_ns);

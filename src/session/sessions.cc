@@ -13,7 +13,7 @@ using policy::Idea;
 
 constexpr double kRetainBoost = 4;        // what `retain` is worth: bounded, never a pin
 constexpr double kIdleAfterS = 300;       // silence after which a waiting session is shown as idle
-constexpr size_t kTrustMax = 4096;        // tenants whose announcements are judged apart; later ones share one judgement
+constexpr size_t kTrustMax = 4096;        // judgements of announcements, by tenant, kind and length; later tenants share one of each kind and length
 constexpr double kTrustKeep = 0.98;       // of the evidence at each new pause
 constexpr double kTrustStep = 2;          // most that one pause says
 constexpr double kLogOddsMax = 8;
