@@ -30,7 +30,7 @@ namespace kvtide::session {
 struct SamCounters {
   int64_t evicted_device_blocks = 0;  // left the device for want of room
   int64_t evicted_host_blocks = 0;
-  int64_t written_back_blocks = 0;    // copies out completed
+  int64_t written_back_blocks = 0;  // copies out completed
   int64_t loaded_blocks = 0;
   int64_t failed_loads = 0;
   int64_t failed_copies_out = 0;
@@ -121,8 +121,8 @@ class Sam {
   void copied_out(BlockId block, SlotId slot, TimeNs now_ns);
   void copy_out_failed(BlockId block, TimeNs now_ns);
 
-  /// Housekeeping: forgets sessions beyond the limit, lets go of claims on what no tier holds, shares out the budgets of `retain`. Call about
-  /// once a second. O(branches).
+  /// Housekeeping: forgets sessions beyond the limit, lets go of claims on what no tier holds, shares out the budgets of `retain`. Call
+  /// about once a second. O(branches).
   void tick(TimeNs now_ns);
 
   std::vector<Decision> take_decisions() { return std::exchange(decisions_, {}); }
@@ -155,18 +155,18 @@ class Sam {
     std::vector<BlockId> loads;  // host copies to load, in order
     size_t loads_done = 0;
     int32_t load_in_flight = 0;
-    int32_t reserved = 0;        // cells promised to it and not used yet
-    size_t keys_prompt = 0;      // keys that were given; later ones are made as blocks fill
+    int32_t reserved = 0;    // cells promised to it and not used yet
+    size_t keys_prompt = 0;  // keys that were given; later ones are made as blocks fill
     Reuse reuse;
-    bool readmitted = false;     // after a preemption: what it reuses then is its own
-    bool measured = false;       // reuse was recorded at first admission; later ones (after preemption) do not count
+    bool readmitted = false;  // after a preemption: what it reuses then is its own
+    bool measured = false;    // reuse was recorded at first admission; later ones (after preemption) do not count
   };
   struct Prefetch {
     std::string tenant;
     hint::Receipt receipt;
     BranchId branch;
     SeqId seq;
-    size_t next = 0;             // index into the branch's path
+    size_t next = 0;  // index into the branch's path
     int32_t in_flight = 0;
   };
   // An offload whose copies are under way. The host copies of its blocks are leased; the device copies go when all are complete.
@@ -178,14 +178,14 @@ class Sam {
       uint64_t life = 0;
       int64_t turns = 0;
       std::vector<BlockId> path;
-      bool cancelled = false;    // wanted on the device again
+      bool cancelled = false;  // wanted on the device again
     };
     std::string tenant;
     hint::Receipt receipt;
     std::vector<Part> parts;
     std::unordered_set<BlockId> copying;
-    bool full = false;           // the host tier did not take everything
-    bool busy = false;           // a child was running
+    bool full = false;  // the host tier did not take everything
+    bool busy = false;  // a child was running
   };
   struct Lookup {
     std::vector<BlockId> known;  // blocks of the prompt that have a copy on the device or in the host tier, from the start
@@ -194,7 +194,7 @@ class Sam {
   };
   struct Candidate {
     SeqId seq;
-    int32_t common = 0;          // tokens that it shares with the prompt
+    int32_t common = 0;  // tokens that it shares with the prompt
   };
   struct Freed {
     int64_t device_blocks = 0;
@@ -208,6 +208,9 @@ class Sam {
   // sam_identity.cc
   void identify(Request& r, TimeNs now_ns);
   BranchId branch_by_lineage(const Request& r, SessionId session) const;
+  BranchId branch_by_replies(const Request& r) const;
+  BranchId branch_left_behind(const Request& r) const;
+  size_t common_blocks(const Request& r, const Branch& branch) const;
   BranchId replaced_branch(const Request& r, SessionId session) const;
   void set_path(BranchId id, std::span<const BlockId> path, TimeNs now_ns);
   size_t frontier_blocks(const Branch& branch) const { return branch.path.size() + branch.lost.size(); }

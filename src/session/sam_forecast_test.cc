@@ -110,6 +110,100 @@ TEST(Pauses, WhatAClientSaysDoesNotChangeWhatWasSeen) {
   EXPECT_NEAR(rate(w, "a") / rate(w, "b"), 1, 0.2);
 }
 
+// The derived session that `prompt` belongs to, after one more turn with it.
+std::string whose(World& w, const std::vector<int32_t>& prompt) {
+  const RequestId id = w.arrive({.prompt = prompt});
+  EXPECT_TRUE(w.admit(id));
+  w.run(id, 8);
+  const std::string name = w.sam().sessions().at(w.sam().session_of(id)).name;
+  w.finish(id);
+  w.advance(1);
+  return name;
+}
+
+TEST(Unnamed, AConversationThatIsEditedFarBackIsStillTheSame) {
+  World w(roomy());
+  const auto opening = text(1, 32);
+  const std::string name = whose(w, opening);
+  auto history = opening + reply(8) + text(2, 32);
+  EXPECT_EQ(whose(w, history), name);
+  // When an old result is cut out of what follows the first reply
+  EXPECT_EQ(whose(w, opening + reply(8) + text(3, 8) + text(4, 64)), name);
+  w.check();
+}
+
+TEST(Unnamed, ConversationsWithTheSameSystemPromptAreApart) {
+  World w(roomy());
+  const auto system = text(1, 64);
+  const std::string a = whose(w, system + text(2, 8));
+  const std::string b = whose(w, system + text(3, 8));
+  EXPECT_NE(a, b);
+  // However much of them that is, each is found again, and neither takes the other's place
+  EXPECT_EQ(whose(w, system + text(2, 8) + reply(8) + text(4, 8)), a);
+  EXPECT_EQ(whose(w, system + text(3, 8) + reply(8) + text(5, 8)), b);
+  EXPECT_NE(whose(w, system + text(6, 8)), a);
+  EXPECT_EQ(whose(w, system + text(2, 8) + reply(8) + text(4, 8) + reply(8) + text(7, 8)), a);
+}
+
+TEST(Unnamed, ARunningConversationThatIsEditedGetsABranchOfItsOwn) {
+  World w(roomy());
+  const auto opening = text(1, 32);
+  const std::string name = whose(w, opening);
+  const auto history = opening + reply(8) + text(2, 32);
+  EXPECT_EQ(whose(w, history), name);
+  const RequestId running = w.arrive({.prompt = history + reply(8) + text(3, 8)});
+  EXPECT_TRUE(w.admit(running));
+  EXPECT_EQ(whose(w, opening + reply(8) + text(4, 16)), name);
+  w.run(running, 4);
+  w.finish(running);
+  EXPECT_EQ(w.sam().sessions().count(), 1);
+  w.check();
+}
+
+TEST(LeftBehind, WhatACompactionAlwaysReplacesIsLearnedToBeDead) {
+  World w(roomy());
+  const auto system = text(1, 16);
+  // Given conversations that are compacted while they wait for a tool and never return to what was before
+  auto play = [&](int n) {
+    const std::string name = "s" + std::to_string(n);
+    for (int turn = 0; turn < 4; ++turn) {
+      if (turn > 0) w.advance(10);
+      w.turn({.session = name, .prompt = system + text(100 + n, 64 + 8 * turn), .finish = Finish::kToolCalls});
+    }
+    w.advance(2);
+  };
+  auto compact = [&](int n) {
+    w.turn({.session = "s" + std::to_string(n), .prompt = system + text(1000 + n, 8), .finish = Finish::kToolCalls});
+    w.advance(60);
+    for (int i = 0; i < 4; ++i) w.sam().tick(w.now());
+  };
+  for (int n = 0; n < 60; ++n) {
+    play(n);
+    compact(n);
+    w.hint("s" + std::to_string(n), Verb::kEvict);
+  }
+  // When one more is compacted
+  play(90);
+  const auto& sessions = w.sam().sessions();
+  const auto branch = sessions.at(sessions.find("t", "s90")).branches.front();
+  const double waiting = sessions.forecast(branch, w.now()).rate_per_s;
+  w.turn({.session = "s90", .prompt = system + text(1090, 8), .finish = Finish::kToolCalls});
+  // Then what it had before is worth less from that moment
+  EXPECT_LT(5 * sessions.forecast(branch, w.now()).rate_per_s, waiting);
+}
+
+TEST(LeftBehind, WhatWasAnnouncedOfASessionEndsWithItsNextTurn) {
+  World w(roomy());
+  w.turn({.session = "a", .prompt = text(1, 64), .finish = Finish::kToolCalls});
+  w.pause("a", 5);
+  const auto& sessions = w.sam().sessions();
+  const auto before = sessions.at(sessions.find("t", "a")).branches.front();
+  w.advance(5);
+  w.turn({.session = "a", .prompt = text(2, 16), .finish = Finish::kToolCalls});
+  ASSERT_EQ(sessions.at(sessions.find("t", "a")).branches.size(), 2U);
+  EXPECT_EQ(sessions.branch(before).pause.length_ns, 0);
+}
+
 TEST(Newcomers, ASessionThatIsAlwaysFollowedByAnotherIsLearnedToHaveEnded) {
   World w(roomy());
   // Given a worker that starts a session as soon as one is over, after five turns each

@@ -15,6 +15,8 @@ void Sam::identify(Request& r, TimeNs now_ns) {
     r.session = sessions_.branch(known).session;
     r.branch = known;
     return;
+  } else if (BranchId edited = branch_by_replies(r); edited.valid()) {
+    r.session = sessions_.branch(edited).session;
   }
   if (!r.session.valid()) {
     if (sessions_.full() && !make_session_room(now_ns)) return;
@@ -30,12 +32,81 @@ void Sam::identify(Request& r, TimeNs now_ns) {
   // A reused id is a new life of the same name.
   if (session.ended && session.branches.empty()) sessions_.begin_life(r.session);
   r.branch = branch_by_lineage(r, r.session);
-  if (!r.branch.valid()) r.branch = replaced_branch(r, r.session);
   if (r.branch.valid()) return;
+  const auto prompt_blocks = static_cast<int32_t>(r.arrival.keys.size());
+  r.branch = replaced_branch(r, r.session);
+  if (r.branch.valid()) {
+    Branch& branch = sessions_.branch(r.branch);
+    if (common_blocks(r, branch) <= static_cast<size_t>(branch.own_from)) branch.own_from = prompt_blocks;
+    return;
+  }
   if (BranchId surplus = sessions_.pick_surplus_branch(r.session); surplus.valid()) {
     drop_branch(surplus, now_ns);
   }
   r.branch = sessions_.add_branch(r.session);
+  sessions_.branch(r.branch).own_from = prompt_blocks;
+  if (const BranchId left = branch_left_behind(r); left.valid()) {
+    const Branch& branch = sessions_.branch(left);
+    sessions_.note_left_behind(left, r.branch, common_blocks(r, branch), frontier_blocks(branch), r.reuse.prompt < branch.tokens, now_ns);
+  }
+}
+
+// A prompt that is nobody's continuation may have come instead of one: the idle branch that it shares the most with, the newest of these.
+// For a session with a name among its own branches, for one without among all that have none.
+BranchId Sam::branch_left_behind(const Request& r) const {
+  BranchId best;
+  size_t best_common = 0;
+  const bool derived = sessions_.at(r.session).derived;
+  auto consider = [&](BranchId id) {
+    const Branch& branch = sessions_.branch(id);
+    if (id == r.branch || branch.running > 0 || branch.path.empty() || branch.wait == Wait::kNone) return;
+    if (derived && !sessions_.at(branch.session).derived) return;
+    const size_t common = common_blocks(r, branch);
+    const bool newer = best.valid() && branch.waiting_since_ns > sessions_.branch(best).waiting_since_ns;
+    if (best.valid() && (common < best_common || (common == best_common && !newer))) return;
+    best = id;
+    best_common = common;
+  };
+  if (!derived) {
+    for (BranchId id : sessions_.at(r.session).branches) consider(id);
+    return best;
+  }
+  for (size_t n = r.arrival.keys.size(); n > 0 && !best.valid(); --n) {
+    if (const BlockId block = blocks_.find(r.arrival.keys[n - 1]); block.valid()) blocks_.for_each_claim(block, consider);
+  }
+  return best;
+}
+
+// Leading blocks of the prompt that are also the frontier's. Keys chain, so equal at one place means equal up to it.
+size_t Sam::common_blocks(const Request& r, const Branch& branch) const {
+  size_t common = 0;
+  size_t differs = std::min(frontier_blocks(branch), r.arrival.keys.size()) + 1;
+  while (common + 1 < differs) {
+    const size_t middle = (common + differs) / 2;
+    (frontier_key(branch, middle - 1) == index::short_key(r.arrival.keys[middle - 1]) ? common : differs) = middle;
+  }
+  return common;
+}
+
+// A conversation without a name that was edited: the branch whose own part, which begins with its first reply, the prompt repeats furthest.
+// What comes before that part many conversations may share: system prompt, tools, a common first message.
+BranchId Sam::branch_by_replies(const Request& r) const {
+  BranchId best;
+  if (r.arrival.keys.empty()) return best;
+  const BlockId first = blocks_.find(r.arrival.keys[0]);
+  if (!first.valid()) return best;
+  size_t best_common = 0;
+  blocks_.for_each_claim(first, [&](BranchId id) {
+    const Branch& branch = sessions_.branch(id);
+    const auto own = static_cast<size_t>(branch.own_from);
+    if (!sessions_.at(branch.session).derived || own >= frontier_blocks(branch) || own >= r.arrival.keys.size()) return;
+    if (frontier_key(branch, own) != index::short_key(r.arrival.keys[own])) return;
+    const size_t common = common_blocks(r, branch);
+    if (common <= best_common) return;
+    best = id;
+    best_common = common;
+  });
+  return best;
 }
 
 // The branch whose whole frontier the prompt extends; the longest one. With an invalid `session`: among derived sessions of this tenant
@@ -78,9 +149,8 @@ BranchId Sam::replaced_branch(const Request& r, SessionId session) const {
   for (BranchId id : sessions_.at(session).branches) {
     const Branch& branch = sessions_.branch(id);
     if (branch.running > 0) continue;
-    size_t common = 0;
     const size_t frontier = frontier_blocks(branch);
-    while (common < frontier && common < r.arrival.keys.size() && frontier_key(branch, common) == index::short_key(r.arrival.keys[common])) ++common;
+    const size_t common = common_blocks(r, branch);
     const bool edited = common > 0 && common * 2 >= frontier;
     const bool compacted = branch.wait != Wait::kTool && r.reuse.prompt < branch.tokens;
     const bool tiny = branch.path.empty();

@@ -11,17 +11,18 @@ namespace {
 
 using policy::Idea;
 
-constexpr double kRetainBoost = 4;        // what `retain` is worth: bounded, never a pin
-constexpr double kIdleAfterS = 300;       // silence after which a waiting session is shown as idle
-constexpr size_t kTrustMax = 4096;        // judgements of announcements, by tenant, kind and length; later tenants share one of each kind and length
-constexpr double kTrustKeep = 0.98;       // of the evidence at each new pause
-constexpr double kTrustStep = 2;          // most that one pause says
+constexpr double kRetainBoost = 4;   // what `retain` is worth: bounded, never a pin
+constexpr double kIdleAfterS = 300;  // silence after which a waiting session is shown as idle
+constexpr size_t kTrustMax =
+    4096;  // judgements of announcements, by tenant, kind and length; later tenants share one of each kind and length
+constexpr double kTrustKeep = 0.98;  // of the evidence at each new pause
+constexpr double kTrustStep = 2;     // most that one pause says
 constexpr double kLogOddsMax = 8;
-constexpr double kEndsKeep = 0.9;          // of the record of announced ends at each new one
+constexpr double kEndsKeep = 0.9;  // of the record of announced ends at each new one
 constexpr double kEndsTakenBackShare = 0.2;
 constexpr size_t kPausedLatelyMax = 256;
 constexpr double kNewcomerS[] = {1, 3, 10};  // after the start of a pause
-constexpr double kRunningPerS = 1e4;      // worth of what a running turn holds, above any pause
+constexpr double kRunningPerS = 1e4;         // worth of what a running turn holds, above any pause
 constexpr uint32_t kObservedATime = 512;
 
 std::string joined(std::string_view tenant, std::string_view name) {
@@ -163,25 +164,29 @@ BranchId Sessions::newest_branch(SessionId id) const {
   return newest;
 }
 
-// The kind of pause: what it was seen to wait for, of which tenant, for which tool, at which pace so far. The more special kinds lean on the
-// general ones.
+// The kind of pause: what it was seen to wait for, of which tenant, for which tool, at which pace so far. The more special kinds lean on
+// the general ones.
 void Sessions::classify(Branch& b) {
   using policy::ReturnModel;
   const Session& session = at(b.session);
   ReturnModel::ClassId kind = b.seen == Wait::kTool ? ReturnModel::kTool : ReturnModel::kUser;
   kind = model_.child(kind, session.tenant);
   if (ideas_.has(Idea::kTool) && b.wait == Wait::kTool && !b.tool.empty()) kind = model_.child(kind, b.tool);
+  if (b.left_behind > 0) kind = model_.child(kind, "left behind " + std::to_string(b.left_behind));
   if (b.newcomer > 0) kind = model_.child(kind, "newcomer " + std::to_string(b.newcomer));
   if (ideas_.has(Idea::kCutShort) && b.cut_short) kind = model_.child(kind, "cut short");
   // A long reply is read for longer, and tools that write files take longer than those that look.
-  if (ideas_.has(Idea::kReply)) kind = model_.child(kind, "reply " + std::to_string(std::bit_width(static_cast<uint32_t>(std::max(b.reply_tokens, 0)))));
+  if (ideas_.has(Idea::kReply))
+    kind = model_.child(kind, "reply " + std::to_string(std::bit_width(static_cast<uint32_t>(std::max(b.reply_tokens, 0)))));
   const int32_t pace = b.pauses == 0 ? -99 : static_cast<int32_t>(std::clamp(std::floor(b.pace), -3.0, 9.0));
   b.kind = ideas_.has(Idea::kPace) ? model_.child(kind, std::to_string(pace)) : kind;
-  if (ideas_.has(Idea::kLastPause) && b.pauses > 0) b.kind = model_.child(b.kind, std::to_string(static_cast<int32_t>(std::clamp(b.last_pause / 2, 0.0, 4.0))));
+  if (ideas_.has(Idea::kLastPause) && b.pauses > 0)
+    b.kind = model_.child(b.kind, std::to_string(static_cast<int32_t>(std::clamp(b.last_pause / 2, 0.0, 4.0))));
   b.counted = 0;
 }
 
-// Words about long pauses are judged apart from those about short ones: the short ones are many, and whatever one says of them is half right.
+// Words about long pauses are judged apart from those about short ones: the short ones are many, and whatever one says of them is half
+// right.
 uint32_t Sessions::judge(const std::string& tenant, bool resume, base::DurationNs length_ns) {
   const double log10_s = std::log10(std::max(seconds(length_ns), 1e-3));
   const char size = static_cast<char>('0' + std::clamp(static_cast<int>(std::floor(log10_s)), 0, 3));
@@ -273,6 +278,7 @@ void Sessions::end_turn(BranchId id, Finish finish, int32_t reply_tokens, TimeNs
   b.reply_tokens = reply_tokens;
   b.waiting_since_ns = now_ns;
   b.newcomer = 0;
+  b.left_behind = 0;
   session.last_active_ns = now_ns;
   classify(b);
   paused_lately_.push_back({id, now_ns});
@@ -295,6 +301,19 @@ void Sessions::note_newcomer(const std::string& tenant, TimeNs now_ns) {
     classify(b);
     b.counted = policy::ReturnModel::bucket_of(delay_s);
   }
+}
+
+void Sessions::note_left_behind(BranchId id, BranchId by, size_t common, size_t frontier, bool shorter, TimeNs now_ns) {
+  if (!ideas_.has(Idea::kLeftBehind)) return;
+  Branch& b = branch(id);
+  if (branch(by).session == b.session) {  // what was announced has come
+    b.pause = {};
+    b.resume = {};
+  }
+  const auto quarters = static_cast<int32_t>(4 * common / std::max<size_t>(frontier, 1));
+  b.left_behind = 1 + (common > 0 ? 1 + quarters : 0) + (shorter ? 6 : 0);
+  classify(b);
+  b.counted = policy::ReturnModel::bucket_of(seconds(now_ns - b.waiting_since_ns));
 }
 
 void Sessions::pause(BranchId id, const std::string& tool, std::optional<base::DurationNs> expected_ns, TimeNs now_ns) {

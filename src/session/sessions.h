@@ -41,6 +41,7 @@ struct Branch {
   std::vector<BlockId> path;     // full blocks of its frontier; the branch claims each
   std::vector<uint64_t> lost;    // blocks of the frontier behind `path`, deepest first, as index::short_key(): no tier has a copy of them
   int32_t tokens = 0;            // of the frontier: prompt and reply
+  int32_t own_from = 0;          // block in which its first reply began: what comes before it others may send too
   int32_t running = 0;           // requests between arrival and finish
   int64_t last_turn = 0;         // turns_begun() when its newest turn began
   Wait wait = Wait::kNone;
@@ -48,6 +49,7 @@ struct Branch {
   TimeNs waiting_since_ns = 0;
   std::string tool;              // it waits for, when known
   int32_t newcomer = 0;          // 1..: a new session began so soon after its turn: see Sessions::note_newcomer
+  int32_t left_behind = 0;       // 1..: another prompt came that shares so much of it: see Sessions::note_left_behind
   bool cut_short = false;        // its last reply did not end by itself
   int32_t reply_tokens = 0;      // of its last reply
   policy::ReturnModel::ClassId kind = policy::ReturnModel::kUser;  // of the pause
@@ -144,6 +146,9 @@ class Sessions final : public policy::Forecasts {
   /// A new root session of `tenant` begins. People and batch runners often start one when another has ended: pauses that had just begun
   /// become a kind of their own, and the model learns whether that says anything.
   void note_newcomer(const std::string& tenant, TimeNs now_ns);
+  /// The new branch `by` begins with `common` of the `frontier` blocks of `id`, and with fewer tokens in all if `shorter`. It may be what came
+  /// of `id` (a compaction, an edit), or have little to do with it (a sub-agent, a common system prompt): the model learns which kinds return.
+  void note_left_behind(BranchId id, BranchId by, size_t common, size_t frontier, bool shorter, TimeNs now_ns);
   /// A client said that the session ends. `end_key`: of the last block of its newest frontier, if there is one.
   void note_end(SessionId id, std::optional<BlockKey> end_key);
   /// A turn with `keys` of this session begins: if its end was announced, and the prompt goes on where it ended, that was not true.
