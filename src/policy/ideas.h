@@ -18,14 +18,13 @@ enum class Idea : uint8_t {
   kReply,       // the length of the reply,
   kCutShort,    // whether it ended by itself,
   kPace,        // the session's usual pause,
-  kLastPause,   // its last one,
   kNewcomer,    // whether a new session followed at once,
   kLeftBehind,  // whether a prompt came since that shares some of its context
   kTrust,       // announced pauses weigh as much as they proved true; without: they are believed
   kSuperseded,  // what nobody claims goes first; without: it is worth as much as what is claimed
 };
-inline constexpr std::array<std::string_view, 12> kIdeaNames{"learning", "unfinished", "gittins",  "tool",        "reply", "cut-short",
-                                                             "pace",     "last-pause", "newcomer", "left-behind", "trust", "superseded"};
+inline constexpr std::array<std::string_view, 11> kIdeaNames{"learning", "unfinished", "gittins",     "tool",  "reply",     "cut-short",
+                                                             "pace",     "newcomer",   "left-behind", "trust", "superseded"};
 
 class Ideas {
  public:

@@ -180,8 +180,6 @@ void Sessions::classify(Branch& b) {
     kind = model_.child(kind, "reply " + std::to_string(std::bit_width(static_cast<uint32_t>(std::max(b.reply_tokens, 0)))));
   const int32_t pace = b.pauses == 0 ? -99 : static_cast<int32_t>(std::clamp(std::floor(b.pace), -3.0, 9.0));
   b.kind = ideas_.has(Idea::kPace) ? model_.child(kind, std::to_string(pace)) : kind;
-  if (ideas_.has(Idea::kLastPause) && b.pauses > 0)
-    b.kind = model_.child(b.kind, std::to_string(static_cast<int32_t>(std::clamp(b.last_pause / 2, 0.0, 4.0))));
   b.counted = 0;
 }
 
@@ -239,7 +237,6 @@ void Sessions::learn(Branch& b, TimeNs now_ns) {
   model_.ended(b.kind, gap_s, b.counted);
   const double log_gap = std::log2(std::max(gap_s, 0.01));
   b.pace = b.pauses == 0 ? log_gap : b.pace + 0.3 * (log_gap - b.pace);
-  b.last_pause = log_gap;
   ++b.pauses;
 }
 

@@ -55,7 +55,6 @@ struct Branch {
   policy::ReturnModel::ClassId kind = policy::ReturnModel::kUser;  // of the pause
   size_t counted = 0;            // how much of the pause the model has seen: see ReturnModel::survived
   double pace = 0;               // running mean of log2 of its pauses in seconds
-  double last_pause = 0;         // log2 of the last one
   int32_t pauses = 0;
   Announcement pause;            // what a client expects, at the end of a turn
   Announcement resume;           // and shortly before the next one (prefetch, resume)
