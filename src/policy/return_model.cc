@@ -9,7 +9,7 @@ namespace kvtide::policy {
 namespace {
 
 constexpr double kFirst = 0.01;        // lower edge of bucket 1; bucket 0 also holds everything below
-constexpr double kPriorWeight = 8;     // samples of its own at which a class is trusted as much as its parent
+constexpr double kPriorWeight = 2;     // samples of its own at which a class is trusted as much as its parent
 constexpr double kWeightMax = 20000;   // of one bucket: counts are halved then, so that old pauses fade
 constexpr double kHazardMin = 1e-4;
 
