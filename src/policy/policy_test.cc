@@ -67,6 +67,27 @@ TEST_F(Fixture, AffinityGivesUpTheUnclaimedThenTheOneWantedLast) {
   EXPECT_EQ(queue.best(12 * kSecond)->block, soon);
 }
 
+TEST_F(Fixture, OfSpareCopiesTheOneOfLeastValueGoesFirst) {
+  for (const char* name : {"lru", "affinity"}) {
+    auto policy = make_policy(name, view).value();
+    VictimQueue queue(blocks, *policy, Tier::kHost);
+    const BlockId wanted = host_block({}, 20, 200);
+    const BlockId unwanted = host_block({}, 21, 100);
+    blocks.claim(wanted, BranchId(1));
+    forecasts.waits = {{1, 2.0}};
+    for (BlockId id : {wanted, unwanted}) {
+      blocks.add_copy(id, Tier::kDevice, {});
+      queue.note(id, kSecond);
+    }
+    EXPECT_EQ(queue.best(kSecond)->block, unwanted) << name;
+    queue.check_invariants(kSecond);
+    for (BlockId id : {wanted, unwanted}) {
+      blocks.remove_copy(id, Tier::kDevice);
+      blocks.remove_copy(id, Tier::kHost);
+    }
+  }
+}
+
 TEST_F(Fixture, AHostCopyOfABlockThatIsOnTheDeviceTooGoesFirst) {
   for (const char* name : {"lru", "affinity"}) {
     auto policy = make_policy(name, view).value();

@@ -165,7 +165,7 @@ TEST_F(Rfc52113, TheHeapAgreesWithAScanUnderRandomClaimsUsesAndDeadlines) {
       all.for_each([&](BlockId leaf) {
         if (all.at(leaf).copy(Tier::kHost).children == 0) worst = std::max(worst, ranked->rank(leaf, Tier::kHost, now));
       });
-      ASSERT_EQ(heap.best(now)->rank, worst);
+      ASSERT_EQ(heap.best(now)->rank.value, worst);
       if (step % 100 == 0) heap.check_invariants(now);
     }
   }

@@ -12,13 +12,12 @@ bool VictimQueue::is_victim(BlockId id) const {
   return copy.present() && copy.children == 0 && copy.leases == 0;
 }
 
-double VictimQueue::rank(BlockId id, base::TimeNs now_ns) const {
-  constexpr double kSpareFirst = 1e30;
+VictimQueue::Rank VictimQueue::rank(BlockId id, base::TimeNs now_ns) const {
   const bool spare = tier_ == Tier::kHost && blocks_.at(id).copy(Tier::kDevice).present();
-  return policy_.rank(id, tier_, now_ns) + (spare ? kSpareFirst : 0.0);
+  return {spare, policy_.rank(id, tier_, now_ns)};
 }
 
-double VictimQueue::enter(BlockId id, base::TimeNs now_ns) {
+VictimQueue::Rank VictimQueue::enter(BlockId id, base::TimeNs now_ns) {
   const base::TimeNs rises_ns = policy_.rises_at_ns(id, tier_, now_ns);
   if (rises_ns != EvictionPolicy::kNeverNs) {
     wheel_.arm(id, blocks_.at(id).epoch, rises_ns);
@@ -64,7 +63,7 @@ std::optional<VictimQueue::Victim> VictimQueue::best(base::TimeNs now_ns) {
       heap_.pop_back();
       continue;
     }
-    const double present = rank(id, now_ns);
+    const Rank present = rank(id, now_ns);
     if (present >= top.rank) return Victim{id, present};
     enter(id, now_ns);
     // It got more valuable since: sink it to its present place and look again.
@@ -81,7 +80,7 @@ void VictimQueue::check_invariants(base::TimeNs now_ns) {
   wheel_.check_invariants();
   if (!policy_.drifts()) {
     // Nothing became a better victim untold: every one stands in the heap at its present place or above.
-    std::unordered_map<uint32_t, double> highest;
+    std::unordered_map<uint32_t, Rank> highest;
     for (const Entry& entry : heap_) {
       if (!blocks_.alive(BlockId(entry.block), entry.epoch)) continue;
       const auto [at, fresh] = highest.try_emplace(entry.block, entry.rank);
@@ -95,10 +94,10 @@ void VictimQueue::check_invariants(base::TimeNs now_ns) {
   }
   rebuild(now_ns);
   bool any = false;
-  double worst = 0;
+  Rank worst;
   blocks_.for_each([&](BlockId id) {
     if (!is_victim(id)) return;
-    const double present = rank(id, now_ns);
+    const Rank present = rank(id, now_ns);
     worst = any ? std::max(worst, present) : present;
     any = true;
   });

@@ -11,6 +11,7 @@
 // Threading: confined to the loop. Cost: note() O(log n); best() O(log n) amortised.
 #pragma once
 
+#include <compare>
 #include <optional>
 #include <vector>
 
@@ -26,9 +27,15 @@ class VictimQueue {
   /// `block` may be a leaf of this tier now, or a better victim than before.
   void note(BlockId block, base::TimeNs now_ns);
 
+  /// How willingly a copy is given up: spare ones before all others, then as the policy says.
+  struct Rank {
+    bool spare = false;
+    double value = 0;
+    auto operator<=>(const Rank&) const = default;
+  };
   struct Victim {
     BlockId block;
-    double rank;
+    Rank rank;
   };
   /// The best victim at `now_ns`, or nothing. It stays in the queue until its copy is gone.
   std::optional<Victim> best(base::TimeNs now_ns);
@@ -38,16 +45,16 @@ class VictimQueue {
 
  private:
   struct Entry {
-    double rank;
+    Rank rank;
     uint32_t block;
     uint32_t epoch;
     bool operator<(const Entry& other) const { return rank != other.rank ? rank < other.rank : block > other.block; }
   };
 
   bool is_victim(BlockId id) const;
-  double rank(BlockId id, base::TimeNs now_ns) const;
+  Rank rank(BlockId id, base::TimeNs now_ns) const;
   /// Its present rank, and a timer for the instant at which that rises. Every rank that goes into the heap comes from here.
-  double enter(BlockId id, base::TimeNs now_ns);
+  Rank enter(BlockId id, base::TimeNs now_ns);
   /// Notes the blocks whose ranks rose by themselves since.
   void note_risen(base::TimeNs now_ns);
   void rebuild(base::TimeNs now_ns);

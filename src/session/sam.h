@@ -6,7 +6,7 @@
 // Not responsible for: bytes (tiers and engine move them), when to run what (serving), what a hint looked like (hint).
 //
 // Threading: confined to the loop. Never blocks, reads no clock, does no I/O. Bounded by SamConfig.
-// Cost: arrive, admit O(prompt blocks + sequences); extend O(1) a token; finish O(path); hints O(path of the session).
+// Cost: arrive, admit O(prompt blocks + sequences + branches that share the first block); extend O(1) a token; finish, hints O(path).
 #pragma once
 
 #include <memory>
@@ -211,6 +211,7 @@ class Sam {
   BranchId branch_by_replies(const Request& r) const;
   BranchId branch_left_behind(const Request& r) const;
   size_t common_blocks(const Request& r, const Branch& branch) const;
+  BlockId deepest_known(const Request& r) const;
   BranchId replaced_branch(const Request& r, SessionId session) const;
   void set_path(BranchId id, std::span<const BlockId> path, TimeNs now_ns);
   size_t frontier_blocks(const Branch& branch) const { return branch.path.size() + branch.lost.size(); }

@@ -7,8 +7,8 @@
 namespace kvtide::session {
 
 void Sam::emit(Decision d) {
-  std::vector<uint64_t> words{trace_hash_, static_cast<uint64_t>(d.kind), d.seq.value, d.from.value, static_cast<uint64_t>(d.begin),
-                              static_cast<uint64_t>(d.end)};
+  std::vector<uint64_t> words{trace_hash_,  static_cast<uint64_t>(d.kind),  d.seq.value,
+                              d.from.value, static_cast<uint64_t>(d.begin), static_cast<uint64_t>(d.end)};
   for (BlockId b : d.blocks) words.push_back(b.value);
   for (SlotId s : d.slots) words.push_back(s.value);
   trace_hash_ = base::checksum(std::as_bytes(std::span(words)));
@@ -110,7 +110,7 @@ bool Sam::make_device_room(int64_t cells, SeqId except, TimeNs now_ns) {
 bool Sam::make_host_room(BlockId incoming, TimeNs now_ns) {
   if (host_blocks_free() > 0) return true;
   const auto victim = host_victims_->best(now_ns);
-  if (!victim || victim->rank < policy_->rank(incoming, Tier::kHost, now_ns)) return false;
+  if (!victim || (!victim->rank.spare && victim->rank.value < policy_->rank(incoming, Tier::kHost, now_ns))) return false;
   ++counters_.evicted_host_blocks;
   drop_host_copy(victim->block, index::Loss::kCapacity, now_ns);
   return true;

@@ -56,25 +56,33 @@ void Sam::identify(Request& r, TimeNs now_ns) {
 BranchId Sam::branch_left_behind(const Request& r) const {
   BranchId best;
   size_t best_common = 0;
-  const bool derived = sessions_.at(r.session).derived;
-  auto consider = [&](BranchId id) {
+  auto consider = [&](BranchId id, size_t common) {
     const Branch& branch = sessions_.branch(id);
     if (id == r.branch || branch.running > 0 || branch.path.empty() || branch.wait == Wait::kNone) return;
-    if (derived && !sessions_.at(branch.session).derived) return;
-    const size_t common = common_blocks(r, branch);
     const bool newer = best.valid() && branch.waiting_since_ns > sessions_.branch(best).waiting_since_ns;
     if (best.valid() && (common < best_common || (common == best_common && !newer))) return;
     best = id;
     best_common = common;
   };
-  if (!derived) {
-    for (BranchId id : sessions_.at(r.session).branches) consider(id);
+  if (!sessions_.at(r.session).derived) {
+    for (BranchId id : sessions_.at(r.session).branches) consider(id, common_blocks(r, sessions_.branch(id)));
     return best;
   }
-  for (size_t n = r.arrival.keys.size(); n > 0 && !best.valid(); --n) {
-    if (const BlockId block = blocks_.find(r.arrival.keys[n - 1]); block.valid()) blocks_.for_each_claim(block, consider);
-  }
+  const BlockId block = deepest_known(r);
+  if (!block.valid()) return best;
+  blocks_.for_each_claim(block, [&](BranchId id) {
+    if (sessions_.at(sessions_.branch(id).session).derived) consider(id, 0);
+  });
   return best;
+}
+
+// The last block of the prompt that the index knows and somebody claims.
+BlockId Sam::deepest_known(const Request& r) const {
+  for (size_t n = r.arrival.keys.size(); n > 0; --n) {
+    const BlockId block = blocks_.find(r.arrival.keys[n - 1]);
+    if (block.valid() && blocks_.claimed(block)) return block;
+  }
+  return {};
 }
 
 // Leading blocks of the prompt that are also the frontier's. Keys chain, so equal at one place means equal up to it.
@@ -93,7 +101,7 @@ size_t Sam::common_blocks(const Request& r, const Branch& branch) const {
 BranchId Sam::branch_by_replies(const Request& r) const {
   BranchId best;
   if (r.arrival.keys.empty()) return best;
-  const BlockId first = blocks_.find(r.arrival.keys[0]);
+  const BlockId first = blocks_.find(r.arrival.keys.front());
   if (!first.valid()) return best;
   size_t best_common = 0;
   blocks_.for_each_claim(first, [&](BranchId id) {
@@ -131,11 +139,10 @@ BranchId Sam::branch_by_lineage(const Request& r, SessionId session) const {
     for (BranchId id : sessions_.at(session).branches) consider(id);
     return best;
   }
-  // Deepest known block first: its claimants are the only candidates that could be longer than any found above it.
-  for (size_t n = r.arrival.keys.size(); n > 0; --n) {
-    const BlockId block = blocks_.find(r.arrival.keys[n - 1]);
-    if (!block.valid()) continue;
-    blocks_.for_each_claim(block, consider);
+  // The claimants of the deepest known block share the most. Whoever claims any other block of the prompt claims its first one as well.
+  if (r.arrival.keys.empty()) return best;
+  for (const BlockId block : {deepest_known(r), blocks_.find(r.arrival.keys.front())}) {
+    if (block.valid()) blocks_.for_each_claim(block, consider);
     if (best.valid()) return best;
   }
   return best;
