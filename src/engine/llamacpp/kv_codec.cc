@@ -1,13 +1,10 @@
-// The layout is spelled out once, in Reader/Writer order, and every offset is derived from the geometry, so that cutting and assembling
-// cannot drift apart. The adapter checks at load that a real blob survives open + cut + assemble byte for byte.
+// The layout is spelled out once, in Reader/Writer order, and every offset is derived from the geometry, so that cutting and assembling cannot
+// drift apart. The adapter checks at load that a real blob survives open + cut + assemble byte for byte.
 #include "engine/llamacpp/kv_codec.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <limits>
-#include <system_error>
-#include <thread>
 
 #include "base/check.h"
 
@@ -105,27 +102,6 @@ void copy_rows(const std::byte* from, std::byte* to, size_t bytes, const Rows& r
     return;
   }
   for (uint32_t row = 0; row < rows.rows; ++row, from += rows.from_stride, to += rows.to_stride) std::memcpy(to, from, bytes);
-}
-
-/// Calls `copy(t)` for t in [0, tensors), from several threads when `bytes` in all are worth starting them: one core does not fill the
-/// memory bus. They are joined before this returns.
-template <typename F>
-void for_each_tensor(size_t tensors, size_t bytes, const F& copy) {
-  constexpr size_t kBytesAThread = size_t{4} << 20;
-  constexpr size_t kThreadsMax = 4;
-  const size_t cores = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kThreadsMax);
-  const size_t threads = std::clamp<size_t>(bytes / kBytesAThread, 1, cores);
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t t = next++; t < tensors; t = next++) copy(t);
-  };
-  std::vector<std::jthread> helpers;
-  try {
-    for (size_t i = 1; i < threads; ++i) helpers.emplace_back(work);
-  } catch (const std::system_error&) {
-    // The system has no thread to spare: those that there are do the work.
-  }
-  work();
 }
 
 /// One tensor's header, with its data stepped over.
@@ -263,9 +239,9 @@ void KvCodec::cut(const KvRun& run, int32_t first_pos, std::span<const std::span
   const int32_t end = first_pos + block_tokens_ * static_cast<int32_t>(out.size());
   KV_CHECK(first_pos >= run.begin && end <= run.begin + run.cells);
   struct Part {
-    size_t block;  // of `out`
-    int32_t at;    // first token in the block
-    int32_t cell;  // of the run
+    size_t block;   // of `out`
+    int32_t at;     // first token in the block
+    int32_t cell;   // of the run
     int32_t cells;
   };
   std::vector<Part> parts;
@@ -279,7 +255,7 @@ void KvCodec::cut(const KvRun& run, int32_t first_pos, std::span<const std::span
     }
   }
   // Tensor by tensor, so that one tensor of the run stays in the core's cache while every block takes its share of it.
-  for_each_tensor(geometry_.tensors.size(), out.size() * block_bytes(), [&](size_t t) {
+  for (size_t t = 0; t < geometry_.tensors.size(); ++t) {
     const KvTensor& tensor = geometry_.tensors[t];
     const std::byte* from = run.blob.data() + run.data_offset + tensor_offset(t, run.cells);
     const size_t at = cells_before_[t] * static_cast<size_t>(block_tokens_);
@@ -287,11 +263,10 @@ void KvCodec::cut(const KvRun& run, int32_t first_pos, std::span<const std::span
                     .from_stride = static_cast<size_t>(run.cells) * tensor.width,
                     .to_stride = static_cast<size_t>(block_tokens_) * tensor.width};
     for (const Part& part : parts) {
-      copy_rows(from + static_cast<size_t>(part.cell) * tensor.width,
-                out[part.block].data() + at + static_cast<size_t>(part.at) * tensor.width, static_cast<size_t>(part.cells) * tensor.width,
-                rows);
+      copy_rows(from + static_cast<size_t>(part.cell) * tensor.width, out[part.block].data() + at + static_cast<size_t>(part.at) * tensor.width,
+                static_cast<size_t>(part.cells) * tensor.width, rows);
     }
-  });
+  }
 }
 
 size_t KvCodec::write_head(int32_t seq, uint32_t stream, const KvRun* prefix, int32_t first_pos, int32_t cells,
@@ -323,7 +298,7 @@ void KvCodec::assemble(int32_t seq, uint32_t stream, const KvRun* prefix, int32_
   KV_CHECK(cells > 0 && out.size() == blob_bytes(cells));
 
   const size_t data_offset = write_head(seq, stream, prefix, first_pos, cells, out);
-  for_each_tensor(geometry_.tensors.size(), out.size(), [&](size_t t) {
+  for (size_t t = 0; t < geometry_.tensors.size(); ++t) {
     const KvTensor& tensor = geometry_.tensors[t];
     std::byte* to = out.data() + data_offset + tensor_offset(t, cells);
     Writer header(std::span(to - tensor.header_bytes(), tensor.header_bytes()));
@@ -351,7 +326,7 @@ void KvCodec::assemble(int32_t seq, uint32_t stream, const KvRun* prefix, int32_
         to += row_bytes;
       }
     }
-  });
+  }
   Writer tail(out.subspan(out.size() - sizeof(uint32_t) * (geometry_.streams - stream - 1)));
   for (uint32_t s = stream + 1; s < geometry_.streams; ++s) tail.write(uint32_t{0});
 }

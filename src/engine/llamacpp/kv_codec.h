@@ -7,7 +7,7 @@
 //
 // Not responsible for: whether the bytes are right. Sizes, types, positions and headers are checked; contents are the caller's checksum.
 //
-// Threading: value types and const methods, thread-compatible. Copies of over 8 MiB are shared by up to four threads, joined before the return.
+// Threading: value types and const methods, thread-compatible.
 // Errors: kCorrupt for a blob that is not of this form. Nothing is read or written out of bounds, whatever the blob says.
 #pragma once
 

@@ -21,7 +21,7 @@ struct BlobSpec {
   bool v_trans = false;
   uint32_t layers = 2;
   uint64_t key_width = 6;
-  uint32_t value_rows = 3;  // when transposed
+  uint32_t value_rows = 3;     // when transposed
   uint32_t value_layers = 2;
   std::vector<int32_t> positions;  // in the order of cells
 };
@@ -139,25 +139,6 @@ TEST_P(Codec, CutThenAssembledIsTheSameBlob) {
   std::vector<std::byte> out(c.blob_bytes(12));
   c.assemble(0, 0, nullptr, 0, views, out);
   EXPECT_EQ(out, blob);
-}
-
-// Large enough that several threads take part.
-TEST_P(Codec, ALargeRunIsCutAndAssembledAsOne) {
-  constexpr int32_t kCells = 4096;
-  auto large = spec(run_of(0, kCells));
-  large.key_width = 1024;
-  large.value_rows = 512;
-  const auto blob = make_blob(large);
-  ASSERT_GT(blob.size(), size_t{16} << 20);
-  const KvCodec c = codec(64, large);
-  const auto run = c.open(blob, 0, kCells);
-  ASSERT_TRUE(run.has_value());
-  std::vector<std::vector<std::byte>> blocks(kCells / 64, std::vector<std::byte>(c.block_bytes()));
-  c.cut(*run, 0, std::vector<std::span<std::byte>>(blocks.begin(), blocks.end()));
-  EXPECT_EQ(blocks[5], block(c, *run, 5 * 64)) << "as when it is cut alone";
-  std::vector<std::byte> out(c.blob_bytes(kCells));
-  c.assemble(0, 0, nullptr, 0, std::vector<std::span<const std::byte>>(blocks.begin(), blocks.end()), out);
-  EXPECT_TRUE(out == blob);
 }
 
 TEST_P(Codec, OrderOfCellsDoesNotChangeABlock) {
