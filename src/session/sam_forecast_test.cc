@@ -145,6 +145,39 @@ TEST(Unnamed, ConversationsWithTheSameSystemPromptAreApart) {
   EXPECT_EQ(whose(w, system + text(2, 8) + reply(8) + text(4, 8) + reply(8) + text(7, 8)), a);
 }
 
+// Replies that fill no block of their own do not make the text behind them one's own.
+TEST(Unnamed, AShortReplyGivesNobodyTheDocumentOfAnother) {
+  World w(roomy());
+  auto ask = [&](const std::vector<int32_t>& prompt) {
+    const RequestId id = w.arrive({.prompt = prompt});
+    EXPECT_TRUE(w.admit(id));
+    w.run(id, 1);
+    const std::string name = w.sam().sessions().at(w.sam().session_of(id)).name;
+    w.finish(id);
+    w.advance(1);
+    return name;
+  };
+  const auto system = text(1, 64);
+  ask(system + text(2, 2));
+  const auto document = system + text(3, 64);
+  const std::string b = ask(document + text(4, 16));
+  EXPECT_NE(ask(document + text(5, 16)), b);
+}
+
+TEST(Unnamed, ASideRequestDoesNotTakeThePlaceOfAConversationThatWaits) {
+  World w(roomy());
+  const auto opening = text(1, 32);
+  const std::string name = whose(w, opening);
+  const auto history = opening + reply(8) + text(2, 32);
+  EXPECT_EQ(whose(w, history), name);
+  // When the same history is asked for a title, beside it
+  EXPECT_EQ(whose(w, history + text(3, 16)), name);
+  // Then the conversation goes on where it was, with its reply
+  const Reuse reuse = w.turn({.prompt = history + reply(8) + text(4, 8)});
+  EXPECT_GE(reuse.device, static_cast<int32_t>((history + reply(8)).size()));
+  w.check();
+}
+
 TEST(Unnamed, ARunningConversationThatIsEditedGetsABranchOfItsOwn) {
   World w(roomy());
   const auto opening = text(1, 32);
@@ -192,15 +225,19 @@ TEST(LeftBehind, WhatACompactionAlwaysReplacesIsLearnedToBeDead) {
   EXPECT_LT(5 * sessions.forecast(branch, w.now()).rate_per_s, waiting);
 }
 
-TEST(LeftBehind, WhatWasAnnouncedOfASessionEndsWithItsNextTurn) {
+TEST(LeftBehind, WhatWasAnnouncedOfASessionEndsWithItsCompactionNotWithASubAgent) {
   World w(roomy());
-  w.turn({.session = "a", .prompt = text(1, 64), .finish = Finish::kToolCalls});
-  w.pause("a", 5);
+  const auto system = text(1, 16);
+  w.turn({.session = "a", .prompt = system + text(2, 64), .finish = Finish::kToolCalls});
+  w.pause("a", 300);
   const auto& sessions = w.sam().sessions();
-  const auto before = sessions.at(sessions.find("t", "a")).branches.front();
-  w.advance(5);
-  w.turn({.session = "a", .prompt = text(2, 16), .finish = Finish::kToolCalls});
-  ASSERT_EQ(sessions.at(sessions.find("t", "a")).branches.size(), 2U);
+  const auto& branches = sessions.at(sessions.find("t", "a")).branches;
+  const auto before = branches.front();
+  w.turn({.session = "a", .prompt = text(3, 16), .finish = Finish::kToolCalls});
+  ASSERT_EQ(branches.size(), 2U);
+  EXPECT_GT(sessions.branch(before).pause.length_ns, 0);
+  w.turn({.session = "a", .prompt = system + text(4, 16), .finish = Finish::kToolCalls});
+  ASSERT_EQ(branches.size(), 3U);
   EXPECT_EQ(sessions.branch(before).pause.length_ns, 0);
 }
 

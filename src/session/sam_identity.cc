@@ -9,14 +9,20 @@ namespace kvtide::session {
 void Sam::identify(Request& r, TimeNs now_ns) {
   const Arrival& a = r.arrival;
   const bool named = !a.identity.session_id.empty();
+  auto own_from = static_cast<int32_t>(a.keys.size());
+  BranchId edited;
   if (named) {
     r.session = sessions_.find(a.tenant, a.identity.session_id);
   } else if (BranchId known = branch_by_lineage(r, {}); known.valid()) {
-    r.session = sessions_.branch(known).session;
+    Branch& branch = sessions_.branch(known);
+    // As long as no reply filled a block of its own, nothing in its frontier is its own.
+    if (frontier_blocks(branch) <= static_cast<size_t>(branch.own_from)) branch.own_from = own_from;
+    r.session = branch.session;
     r.branch = known;
     return;
-  } else if (BranchId edited = branch_by_replies(r); edited.valid()) {
+  } else if (edited = branch_by_replies(r); edited.valid()) {
     r.session = sessions_.branch(edited).session;
+    own_from = sessions_.branch(edited).own_from;
   }
   if (!r.session.valid()) {
     if (sessions_.full() && !make_session_room(now_ns)) return;
@@ -31,24 +37,21 @@ void Sam::identify(Request& r, TimeNs now_ns) {
   sessions_.judge_end(r.session, a.keys);
   // A reused id is a new life of the same name.
   if (session.ended && session.branches.empty()) sessions_.begin_life(r.session);
-  r.branch = branch_by_lineage(r, r.session);
+  // Without a name it may be a side request as well as an edit: what it was before stays, and is left behind.
+  if (named) r.branch = branch_by_lineage(r, r.session);
+  if (named && !r.branch.valid()) r.branch = replaced_branch(r, r.session);
   if (r.branch.valid()) return;
-  const auto prompt_blocks = static_cast<int32_t>(r.arrival.keys.size());
-  r.branch = replaced_branch(r, r.session);
-  if (r.branch.valid()) {
-    Branch& branch = sessions_.branch(r.branch);
-    if (common_blocks(r, branch) <= static_cast<size_t>(branch.own_from)) branch.own_from = prompt_blocks;
-    return;
-  }
   if (BranchId surplus = sessions_.pick_surplus_branch(r.session); surplus.valid()) {
     drop_branch(surplus, now_ns);
+    if (surplus == edited) edited = {};
   }
   r.branch = sessions_.add_branch(r.session);
-  sessions_.branch(r.branch).own_from = prompt_blocks;
-  if (const BranchId left = branch_left_behind(r); left.valid()) {
-    const Branch& branch = sessions_.branch(left);
-    sessions_.note_left_behind(left, r.branch, common_blocks(r, branch), frontier_blocks(branch), r.reuse.prompt < branch.tokens, now_ns);
-  }
+  sessions_.branch(r.branch).own_from = own_from;
+  const BranchId left = edited.valid() ? edited : branch_left_behind(r);
+  if (!left.valid()) return;
+  const Branch& branch = sessions_.branch(left);
+  if (branch.running > 0 || branch.wait == Wait::kNone) return;
+  sessions_.note_left_behind(left, r.branch, common_blocks(r, branch), frontier_blocks(branch), r.reuse.prompt < branch.tokens, now_ns);
 }
 
 // A prompt that is nobody's continuation may have come instead of one: the idle branch that it shares the most with, the newest of these.

@@ -180,7 +180,6 @@ void Sessions::classify(Branch& b) {
     kind = model_.child(kind, "reply " + std::to_string(std::bit_width(static_cast<uint32_t>(std::max(b.reply_tokens, 0)))));
   const int32_t pace = b.pauses == 0 ? -99 : static_cast<int32_t>(std::clamp(std::floor(b.pace), -3.0, 9.0));
   b.kind = ideas_.has(Idea::kPace) ? model_.child(kind, std::to_string(pace)) : kind;
-  b.counted = 0;
 }
 
 // Words about long pauses are judged apart from those about short ones: the short ones are many, and whatever one says of them is half
@@ -276,6 +275,7 @@ void Sessions::end_turn(BranchId id, Finish finish, int32_t reply_tokens, TimeNs
   b.waiting_since_ns = now_ns;
   b.newcomer = 0;
   b.left_behind = 0;
+  b.counted = 0;
   session.last_active_ns = now_ns;
   classify(b);
   paused_lately_.push_back({id, now_ns});
@@ -294,23 +294,25 @@ void Sessions::note_newcomer(const std::string& tenant, TimeNs now_ns) {
     const bool same_pause = b.live && b.running == 0 && b.wait != Wait::kNone && b.waiting_since_ns == since_ns;
     if (!same_pause || b.newcomer > 0 || at(b.session).tenant != tenant) continue;
     nearest_ns = since_ns;
+    observe_pause(b, now_ns);
     b.newcomer = delay_s < kNewcomerS[0] ? 1 : delay_s < kNewcomerS[1] ? 2 : 3;
     classify(b);
-    b.counted = policy::ReturnModel::bucket_of(delay_s);
   }
 }
 
 void Sessions::note_left_behind(BranchId id, BranchId by, size_t common, size_t frontier, bool shorter, TimeNs now_ns) {
-  if (!ideas_.has(Idea::kLeftBehind)) return;
   Branch& b = branch(id);
-  if (branch(by).session == b.session) {  // what was announced has come
+  if (common > 0 && shorter && branch(by).session == b.session) {  // its session came back, without it
     b.pause = {};
     b.resume = {};
   }
   const auto quarters = static_cast<int32_t>(4 * common / std::max<size_t>(frontier, 1));
-  b.left_behind = 1 + (common > 0 ? 1 + quarters : 0) + (shorter ? 6 : 0);
+  const int32_t kind = 1 + (common > 0 ? 1 + quarters : 0) + (shorter ? 6 : 0);
+  const bool told_more = b.left_behind > 0 && (b.left_behind - 1) % 6 >= (kind - 1) % 6;
+  if (!ideas_.has(Idea::kLeftBehind) || told_more) return;
+  observe_pause(b, now_ns);
+  b.left_behind = kind;
   classify(b);
-  b.counted = policy::ReturnModel::bucket_of(seconds(now_ns - b.waiting_since_ns));
 }
 
 void Sessions::pause(BranchId id, const std::string& tool, std::optional<base::DurationNs> expected_ns, TimeNs now_ns) {
@@ -329,6 +331,11 @@ void Sessions::resume(BranchId id, base::DurationNs in_ns, TimeNs now_ns) {
   b.resume = {now_ns, length_ns, 0, judge(at(b.session).tenant, true, length_ns)};
 }
 
+// Before a pause becomes of another kind, what was seen of it belongs to the kind that it was: a kind has it from then on.
+void Sessions::observe_pause(Branch& b, TimeNs now_ns) {
+  if (ideas_.has(Idea::kUnfinished)) b.counted = model_.survived(b.kind, seconds(now_ns - b.waiting_since_ns), b.counted);
+}
+
 void Sessions::observe(TimeNs now_ns) {
   if (!ideas_.has(Idea::kUnfinished)) return;
   const auto count = static_cast<uint32_t>(std::min<size_t>(kObservedATime, branches_.size()));
@@ -336,7 +343,7 @@ void Sessions::observe(TimeNs now_ns) {
     observed_ = (observed_ + 1) % static_cast<uint32_t>(branches_.size());
     Branch& b = branches_[observed_];
     if (!b.live || b.running > 0 || b.wait == Wait::kNone) continue;
-    b.counted = model_.survived(b.kind, seconds(now_ns - b.waiting_since_ns), b.counted);
+    observe_pause(b, now_ns);
     for (const bool resume : {false, true}) {
       Announcement& told = resume ? b.resume : b.pause;
       if (told.length_ns == 0) continue;

@@ -181,6 +181,7 @@ class Sessions final : public policy::Forecasts {
     double taken_back = 0;
   };
   void classify(Branch& branch);
+  void observe_pause(Branch& branch, TimeNs now_ns);
   uint32_t judge(const std::string& tenant, bool resume, base::DurationNs length_ns);
   void learn(Branch& branch, TimeNs now_ns);
 
