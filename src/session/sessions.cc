@@ -302,7 +302,7 @@ void Sessions::note_newcomer(const std::string& tenant, TimeNs now_ns) {
 
 void Sessions::note_left_behind(BranchId id, BranchId by, size_t common, size_t frontier, bool shorter, TimeNs now_ns) {
   Branch& b = branch(id);
-  if (common > 0 && shorter && branch(by).session == b.session) {  // its session came back, without it
+  if (common > 0 && branch(by).session == b.session) {  // its session came back; what shares nothing may be a helper of its own
     b.pause = {};
     b.resume = {};
   }
