@@ -142,12 +142,9 @@ BranchId Sam::branch_by_lineage(const Request& r, SessionId session) const {
     for (BranchId id : sessions_.at(session).branches) consider(id);
     return best;
   }
-  // The claimants of the deepest known block share the most. Whoever claims any other block of the prompt claims its first one as well.
+  // Whoever claims any block of the prompt claims its first one as well; and what was let go of the longest may be all that tells it apart.
   if (r.arrival.keys.empty()) return best;
-  for (const BlockId block : {deepest_known(r), blocks_.find(r.arrival.keys.front())}) {
-    if (block.valid()) blocks_.for_each_claim(block, consider);
-    if (best.valid()) return best;
-  }
+  if (const BlockId block = blocks_.find(r.arrival.keys.front()); block.valid()) blocks_.for_each_claim(block, consider);
   return best;
 }
 
