@@ -119,7 +119,7 @@ void ServeArguments::add_engine_flags() {
   const auto add = [this](const char* name, auto& target, const char* help) {
     return app_.add_option(name, target, help)->group("Engine (names as in llama.cpp)");
   };
-  add("--threads", options_.threads, "CPU threads that generate; 0: one a core")->check(at_least(0));
+  add("--threads", options_.threads, "CPU threads that generate; 0: one a physical core")->check(at_least(0));
   add("--threads-batch", options_.threads_batch, "CPU threads for prompts; 0: as --threads")->check(at_least(0));
   add("--gpu-layers", options_.gpu_layers, "layers on the accelerator; -1: all when there is one")->check(at_least(-1));
   add("--flash-attn", options_.flash_attn, "flash attention")->check(one_of({"on", "off", "auto"}))->capture_default_str();

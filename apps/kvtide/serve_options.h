@@ -42,7 +42,7 @@ struct ServeOptions {
   std::string cache_type_v = "f16";
   int32_t batch_size = 2048;
   int32_t ubatch_size = 512;
-  int32_t ctx_size = 0;  // auto: the model's, within what memory allows
+  int32_t ctx_size = 0;  // auto: what the model was trained for
   int32_t parallel = 4;
   int64_t device_tokens = 0;  // auto: ctx_size x parallel
   std::string layout = "auto";

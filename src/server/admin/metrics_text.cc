@@ -23,7 +23,7 @@ constexpr std::array kCounters{
     Family{"kvtide_requests_failed_total", "Requests that ended with an error.", "", &ServiceStats::requests_failed},
     Family{"kvtide_requests_cancelled_total", "Requests given up by their clients.", "", &ServiceStats::requests_cancelled},
     Family{"kvtide_requests_rejected_total", "Requests refused because a limit was reached.", "", &ServiceStats::requests_rejected},
-    Family{"kvtide_prompt_tokens_total", "Prompt tokens of admitted requests.", "", &ServiceStats::prompt_tokens},
+    Family{"kvtide_prompt_tokens_total", "Prompt tokens of finished requests.", "", &ServiceStats::prompt_tokens},
     Family{"kvtide_reused_tokens_total", "Prompt tokens whose KV was reused.", "{tier=\"device\"}", &ServiceStats::reused_device_tokens},
     Family{"kvtide_reused_tokens_total", "", "{tier=\"host\"}", &ServiceStats::reused_host_tokens},
     Family{"kvtide_recomputed_tokens_total", "Prompt tokens that were computed.", "", &ServiceStats::recomputed_tokens},
