@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 kvtide := build/release/apps/kvtide/kvtide
 
 ARGS ?=
-DEMO_ARGS ?= --users 3 --sessions 4 --max-context 2300 --max-reply 24 --gap-scale 0.1 --gap-cap 5 --capacity 1
+DEMO_ARGS ?= --users 6 --sessions 6 --max-context 2300 --max-reply 24 --gap-scale 0.1 --gap-cap 5 --capacity 0.7
 export FUZZ_SECONDS ?= 20
 
 help: ## this list
