@@ -225,6 +225,19 @@ TEST(LeftBehind, WhatACompactionAlwaysReplacesIsLearnedToBeDead) {
   EXPECT_LT(5 * sessions.forecast(branch, w.now()).rate_per_s, waiting);
 }
 
+TEST(LeftBehind, WhatWasAnnouncedOfASessionEndsWithItsEditHoweverLong) {
+  World w(roomy());
+  const auto system = text(1, 16);
+  w.turn({.session = "a", .prompt = system + text(2, 64), .finish = Finish::kToolCalls});
+  w.pause("a", 300);
+  const auto& sessions = w.sam().sessions();
+  const auto& branches = sessions.at(sessions.find("t", "a")).branches;
+  const auto before = branches.front();
+  w.turn({.session = "a", .prompt = system + text(3, 128), .finish = Finish::kToolCalls});
+  ASSERT_EQ(branches.size(), 2U);
+  EXPECT_EQ(sessions.branch(before).pause.length_ns, 0);
+}
+
 TEST(LeftBehind, WhatWasAnnouncedOfASessionEndsWithItsCompactionNotWithASubAgent) {
   World w(roomy());
   const auto system = text(1, 16);

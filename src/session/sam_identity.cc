@@ -5,6 +5,15 @@
 #include "session/sam.h"
 
 namespace kvtide::session {
+namespace {
+
+// The branches that claim something of a prompt: whoever claims any of its blocks claims the first one as well.
+void for_each_sharer(const auto& blocks, std::span<const BlockKey> keys, const auto& consider) {
+  if (keys.empty()) return;
+  if (const BlockId first = blocks.find(keys.front()); first.valid()) blocks.for_each_claim(first, consider);
+}
+
+}  // namespace
 
 void Sam::identify(Request& r, TimeNs now_ns) {
   const Arrival& a = r.arrival;
@@ -103,11 +112,8 @@ size_t Sam::common_blocks(const Request& r, const Branch& branch) const {
 // What comes before that part many conversations may share: system prompt, tools, a common first message.
 BranchId Sam::branch_by_replies(const Request& r) const {
   BranchId best;
-  if (r.arrival.keys.empty()) return best;
-  const BlockId first = blocks_.find(r.arrival.keys.front());
-  if (!first.valid()) return best;
   size_t best_common = 0;
-  blocks_.for_each_claim(first, [&](BranchId id) {
+  for_each_sharer(blocks_, r.arrival.keys, [&](BranchId id) {
     const Branch& branch = sessions_.branch(id);
     const auto own = static_cast<size_t>(branch.own_from);
     if (!sessions_.at(branch.session).derived || own >= frontier_blocks(branch) || own >= r.arrival.keys.size()) return;
@@ -142,9 +148,7 @@ BranchId Sam::branch_by_lineage(const Request& r, SessionId session) const {
     for (BranchId id : sessions_.at(session).branches) consider(id);
     return best;
   }
-  // Whoever claims any block of the prompt claims its first one as well; and what was let go of the longest may be all that tells it apart.
-  if (r.arrival.keys.empty()) return best;
-  if (const BlockId block = blocks_.find(r.arrival.keys.front()); block.valid()) blocks_.for_each_claim(block, consider);
+  for_each_sharer(blocks_, r.arrival.keys, consider);
   return best;
 }
 
